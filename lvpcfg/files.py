@@ -1,0 +1,68 @@
+"""Reading text (plain or gzip, UTF-8) and writing files that are never seen half-written."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lvpcfg.errors import InputError, show
+
+PathLike = str | os.PathLike[str]
+
+
+def read_bytes(path: PathLike) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"cannot read {show(os.fspath(path), 200)}: {reason}.") from None
+
+
+def read_text(path: PathLike) -> str:
+    """The text of a UTF-8 file, gzipped or not, with line ends as ``\\n``."""
+    data = read_bytes(path)
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path}: the gzip data is damaged ({error}).") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        around = data[max(0, error.start - 20) : error.start + 20]
+        raise InputError(f"{path}, line {line}: expected UTF-8 text, found the bytes {around!r}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+@contextmanager
+def writing(path: PathLike) -> Iterator[None]:
+    """What goes wrong on the disk inside the block becomes a sentence about `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"cannot write {show(os.fspath(path), 200)}: {reason}.") from None
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes the file and waits until its bytes are on the disk."""
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Writes UTF-8 text; until all of it is on the disk, the old file stays as it was."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_synced(temporary, text.encode("utf-8"))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

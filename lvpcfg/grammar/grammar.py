@@ -1,0 +1,99 @@
+"""A latent-variable PCFG with its own number of states for each symbol; a PCFG is m = 1.
+
+    pi^a             [m_a]             root
+    T^{a -> b c}     [m_a, m_b, m_c]   binary
+    R^{a -> b}       [m_a, m_b]        unary
+    Q^{a -> x}       [m_a]             lexical
+
+For every (a, h): sum of t over rules and states, plus r, plus sum of q over x, is 1; sum of pi is 1.
+Since the blocks differ in shape they are kept end to end in one vector for each kind of rule:
+one tensor to save, to move and to give to an optimiser.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lvpcfg.trees.lexicon import LexicalTable
+from lvpcfg.trees.treebank import Symbols
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    symbols: Symbols
+    states: Tensor  # [symbols]: m_a
+    binary_rules: Tensor  # [rules, 3]: a, b, c
+    unary_rules: Tensor  # [rules, 2]: a, b
+    root: Tensor  # [sum of m_a]: all pi^a, end to end
+    binary: Tensor  # [sum of m_a m_b m_c]: all T, end to end, each in row-major order
+    unary: Tensor  # [sum of m_a m_b]: all R
+    lexical: LexicalTable  # Q over the states of the preterminals
+
+    @cached_property
+    def first_state(self) -> Tensor:
+        """[symbols + 1]: where the states of each symbol begin among the states of all."""
+        return _starts(self.states)
+
+    @cached_property
+    def binary_starts(self) -> Tensor:
+        """[rules + 1]: where each T begins in `binary`."""
+        return _starts(self.states[self.binary_rules].prod(1))
+
+    @cached_property
+    def unary_starts(self) -> Tensor:
+        """[rules + 1]: where each R begins in `unary`."""
+        return _starts(self.states[self.unary_rules].prod(1))
+
+    def binary_tensor(self, rule: int) -> Tensor:
+        """T of one rule, [m_a, m_b, m_c], a view."""
+        begin, end = self.binary_starts[rule : rule + 2].tolist()
+        return self.binary[begin:end].view(*self.states[self.binary_rules[rule]].tolist())
+
+    def unary_tensor(self, rule: int) -> Tensor:
+        """R of one rule, [m_a, m_b], a view."""
+        begin, end = self.unary_starts[rule : rule + 2].tolist()
+        return self.unary[begin:end].view(*self.states[self.unary_rules[rule]].tolist())
+
+    def row_sums(self) -> Tensor:
+        """[states of all symbols]: what each (a, h) rewrites to in all; 1 in a normalised grammar."""
+        sums = torch.zeros_like(self.root)
+        for rules, starts, values in (
+            (self.binary_rules, self.binary_starts, self.binary),
+            (self.unary_rules, self.unary_starts, self.unary),
+        ):
+            parents = rules[:, 0]
+            sums = sums.index_add(0, _parent_states(self.states, self.first_state, parents, starts), values)
+        lexical = self.lexical.column_sums()
+        return torch.cat([sums[: len(sums) - len(lexical)], sums[len(sums) - len(lexical) :] + lexical])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Grammar":
+        """The same grammar on another device or in another floating-point type."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+        return Grammar(
+            symbols=self.symbols,
+            states=moved(self.states),
+            binary_rules=moved(self.binary_rules),
+            unary_rules=moved(self.unary_rules),
+            root=moved(self.root),
+            binary=moved(self.binary),
+            unary=moved(self.unary),
+            lexical=LexicalTable(**{name: moved(value) for name, value in vars(self.lexical).items()}),
+        )
+
+
+def _starts(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def _parent_states(states: Tensor, first_state: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
+    """For each number of the end-to-end blocks, the (a, h) it is a probability of."""
+    sizes = starts[1:] - starts[:-1]
+    rule = torch.repeat_interleave(sizes)
+    within = torch.arange(len(rule), device=rule.device) - starts[rule]
+    per_parent_state = sizes // states[parents]
+    return first_state[parents[rule]] + within // per_parent_state[rule]

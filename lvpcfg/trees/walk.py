@@ -1,0 +1,42 @@
+"""Walking trees without recursion: treebanks hold trees deeper than Python's stack."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from nltk.tree import Tree
+
+Result = TypeVar("Result")
+
+
+def preorder(tree: Tree) -> list[Tree]:
+    """Every constituent, parents before children, left to right; words are not among them."""
+    found: list[Tree] = []
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        found.append(node)
+        todo.extend(child for child in reversed(node) if isinstance(child, Tree))
+    return found
+
+
+def rebuild(tree: Tree, make: Callable[[Tree, list[Any]], Result]) -> Result:
+    """Folds a tree bottom-up: `make` gets each node and what it made of the node's children."""
+    done: list[Result] = []
+    for node in reversed(preorder(tree)):
+        # Right siblings come first in this order, so the leftmost child is on top.
+        children = [done.pop() if isinstance(child, Tree) else child for child in node]
+        done.append(make(node, children))
+    return done.pop()
+
+
+def is_preterminal(node: Tree) -> bool:
+    return len(node) == 1 and isinstance(node[0], str)
+
+
+def tagged_words(tree: Tree) -> list[tuple[str, str]]:
+    """The (word, tag) pairs of a tree, left to right."""
+    return [(node[0], node.label()) for node in preorder(tree) if is_preterminal(node)]
+
+
+def words(tree: Tree) -> list[str]:
+    return [word for word, _ in tagged_words(tree)]
