@@ -1,0 +1,33 @@
+"""lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch."""
+
+from lvpcfg.errors import InputError
+from lvpcfg.estimate.train import train
+from lvpcfg.evaluate.evalb import evaluate
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.model import Model
+from lvpcfg.trees.binarise import Binarisation, binarise, debinarise
+from lvpcfg.trees.brackets import read_trees, write_trees
+from lvpcfg.trees.conllu import read_conllu
+from lvpcfg.trees.corpus import corpus
+from lvpcfg.trees.normalise import normalise
+from lvpcfg.trees.signatures import register_signature
+from lvpcfg.trees.treebank import Treebank, build_treebank
+
+__all__ = [
+    "Binarisation",
+    "Grammar",
+    "InputError",
+    "Model",
+    "Treebank",
+    "binarise",
+    "build_treebank",
+    "corpus",
+    "debinarise",
+    "evaluate",
+    "normalise",
+    "read_conllu",
+    "read_trees",
+    "register_signature",
+    "train",
+    "write_trees",
+]

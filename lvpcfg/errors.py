@@ -20,4 +20,7 @@ def show(value: object, width: int = 60) -> str:
 def expect(name: str, value: object, allowed: Sequence[object]) -> None:
     """Stops with a sentence that lists what is allowed, unless `value` is among it."""
     if value not in allowed:
-        raise InputError(f"{name} is {show(value)}: expected {' or '.join(map(str, allowed))}.")
+        *most, last = map(str, allowed)
+        raise InputError(
+            f"{name} is {show(value)}: expected {' or '.join([', '.join(most), last] if most else [last])}."
+        )

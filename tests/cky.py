@@ -17,21 +17,17 @@ def viterbi(model: Model, sentence: list[str]) -> Tree | None:
         log_root = np.log(grammar.root.numpy())
         log_word = np.log(grammar.lexical.lookup(torch.tensor(model.lexicon.encode(sentence))).numpy())
     a, b, c = grammar.binary_rules.numpy().T
+    parents, first = np.unique(a, return_index=True)  # rules are sorted by parent
     best = np.full((n + 1, n + 1, len(names)), -np.inf)
-    back: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+
+    def scores(i: int, j: int) -> np.ndarray:  # [splits, rules]
+        return best[i, i + 1 : j][:, b] + best[i + 1 : j, j][:, c] + log_rule
+
     for i in range(n):
         best[i, i + 1, inner:] = log_word[i]
     for width in range(2, n + 1):
         for i in range(n - width + 1):
-            j = i + width
-            splits = np.arange(i + 1, j)
-            scores = best[i, splits][:, b] + best[splits, j][:, c] + log_rule  # [splits, rules]
-            split = scores.argmax(0)
-            score = scores[split, np.arange(len(a))]
-            for rule in np.argsort(score):  # the best rule of each parent is written last
-                if score[rule] > -np.inf:
-                    best[i, j, a[rule]] = score[rule]
-                    back[i, j, a[rule]] = (int(splits[split[rule]]), int(b[rule]), int(c[rule]))
+            best[i, i + width, parents] = np.maximum.reduceat(scores(i, i + width).max(0), first)
     root = int((best[0, n] + log_root).argmax())
     if best[0, n, root] + log_root[root] == -np.inf:
         return None
@@ -39,8 +35,9 @@ def viterbi(model: Model, sentence: list[str]) -> Tree | None:
     def build(i: int, j: int, symbol: int) -> Tree:
         if j == i + 1:
             return Tree(names[symbol], [sentence[i]])
-        k, left, right = back[i, j, symbol]
-        return Tree(names[symbol], [build(i, k, left), build(k, j, right)])
+        split, rule = np.unravel_index(np.where(a == symbol, scores(i, j), -np.inf).argmax(), (j - i - 1, len(a)))
+        k = i + 1 + int(split)
+        return Tree(names[symbol], [build(i, k, b[rule]), build(k, j, c[rule])])
 
     tree = build(0, n, root)
     return debinarise(tree if tree.label() == "TOP" else Tree("TOP", [tree]))

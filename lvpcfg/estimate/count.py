@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
-from lvpcfg.trees.lexicon import build_lexicon, emissions, smoothed_tags
+from lvpcfg.trees.lexicon import LexicalTable, Lexicon, UnseenSample, build_lexicon, emissions, smoothed_tags
 from lvpcfg.trees.treebank import Treebank
 
 
@@ -23,16 +23,6 @@ def count(treebank: Treebank, signature: str = "english") -> Model:
         return _frequencies(treebank.rule[nodes], len(rules)) / symbol_counts[rules[:, 0]]
 
     lexicon, unseen = build_lexicon(treebank, signature)
-    tags = treebank.lexical_rules[:, 0] - len(symbols.interminals)
-    words = treebank.lexical_rules[:, 1]
-    tokens = _frequencies(treebank.rule[treebank.is_lexical], len(words))
-    table = smoothed_tags(
-        lexicon,
-        entry=torch.cat([words, unseen.entry]),
-        state=torch.cat([tags, treebank.symbol[unseen.node] - len(symbols.interminals)]),
-        count=torch.cat([tokens, tokens.new_ones(len(unseen.node))]),
-        states=len(symbols.preterminals),
-    )
     grammar = Grammar(
         symbols=symbols,
         states=torch.ones(len(symbols), dtype=torch.int64),
@@ -41,10 +31,24 @@ def count(treebank: Treebank, signature: str = "english") -> Model:
         root=_frequencies(treebank.symbol[treebank.roots[:-1]], len(symbols)) / len(treebank),
         binary=relative(treebank.binary_rules, treebank.is_binary),
         unary=relative(treebank.unary_rules, treebank.is_unary),
-        lexical=emissions(*table),
+        lexical=emissions(*tag_table(treebank, lexicon, unseen)),
     )
     provenance = {"estimator": "count", "trees": len(treebank), "words": int(treebank.lengths.sum())}
     return Model(grammar, lexicon, treebank.binarisation, provenance)
+
+
+def tag_table(treebank: Treebank, lexicon: Lexicon, unseen: UnseenSample) -> tuple[LexicalTable, Tensor]:
+    """The smoothed p(tag | word) of a treebank, and p(word)."""
+    first = len(treebank.symbols.interminals)
+    tags, words = treebank.lexical_rules.T
+    tokens = _frequencies(treebank.rule[treebank.is_lexical], len(words))
+    return smoothed_tags(
+        lexicon,
+        entry=torch.cat([words, unseen.entry]),
+        state=torch.cat([tags, treebank.symbol[unseen.node]]) - first,
+        count=torch.cat([tokens, tokens.new_ones(len(unseen.node))]),
+        states=len(treebank.symbols.preterminals),
+    )
 
 
 def _frequencies(index: Tensor, size: int) -> Tensor:

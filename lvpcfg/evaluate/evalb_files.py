@@ -21,11 +21,21 @@ def read_sentences(path: PathLike) -> list[Sentence]:
     A file whose lines are not trees by themselves is read as trees over several lines.
     """
     text = read_text(path)
-    lines = [line for line in text.rstrip("\n").split("\n") if not line.startswith("#")]
+    lines = [line for line in text.removesuffix("\n").split("\n") if not line.startswith("#")]
     try:
         return [sentence(trees_from_text(line) if line.strip() else []) for line in lines]
     except InputError:
         return [sentence([tree]) for tree in trees_from_text(text, str(path))]
+
+
+def read_pair(gold: PathLike, test: PathLike) -> tuple[list[Sentence], list[Sentence]]:
+    """Gold and test sentences; empty lines at the end of either that pair with nothing are dropped."""
+    golds, tests = read_sentences(gold), read_sentences(test)
+    while golds and not golds[-1].words:
+        golds.pop()
+    while len(tests) > len(golds) and not tests[-1].words:
+        tests.pop()
+    return golds, tests
 
 
 def read_parameters(path: PathLike) -> Parameters:

@@ -10,7 +10,7 @@ Since the blocks differ in shape they are kept end to end in one vector for each
 one tensor to save, to move and to give to an optimiser.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -63,10 +63,17 @@ class Grammar:
             (self.binary_rules, self.binary_starts, self.binary),
             (self.unary_rules, self.unary_starts, self.unary),
         ):
-            parents = rules[:, 0]
-            sums = sums.index_add(0, _parent_states(self.states, self.first_state, parents, starts), values)
-        lexical = self.lexical.column_sums()
-        return torch.cat([sums[: len(sums) - len(lexical)], sums[len(sums) - len(lexical) :] + lexical])
+            sums = sums.index_add(0, self._parent_states(rules[:, 0], starts, len(values)), values)
+        lexical = self.lexical.column_sums()  # preterminals are numbered last
+        return sums + torch.nn.functional.pad(lexical, (len(sums) - len(lexical), 0))
+
+    def _parent_states(self, parents: Tensor, starts: Tensor, size: int) -> Tensor:
+        """[size]: for each number of the end-to-end blocks, the (a, h) it is a probability of."""
+        sizes = starts[1:] - starts[:-1]
+        rule = torch.repeat_interleave(sizes, output_size=size)
+        within = torch.arange(size, device=rule.device) - starts[rule]
+        per_state = sizes // self.states[parents]
+        return self.first_state[parents[rule]] + within // per_state[rule]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Grammar":
         """The same grammar on another device or in another floating-point type."""
@@ -82,18 +89,16 @@ class Grammar:
             root=moved(self.root),
             binary=moved(self.binary),
             unary=moved(self.unary),
-            lexical=LexicalTable(**{name: moved(value) for name, value in vars(self.lexical).items()}),
+            lexical=replace(
+                self.lexical,
+                row=moved(self.lexical.row),
+                state=moved(self.lexical.state),
+                value=moved(self.lexical.value),
+                weight=moved(self.lexical.weight),
+                backoff=moved(self.lexical.backoff),
+            ),
         )
 
 
 def _starts(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-
-def _parent_states(states: Tensor, first_state: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
-    """For each number of the end-to-end blocks, the (a, h) it is a probability of."""
-    sizes = starts[1:] - starts[:-1]
-    rule = torch.repeat_interleave(sizes)
-    within = torch.arange(len(rule), device=rule.device) - starts[rule]
-    per_parent_state = sizes // states[parents]
-    return first_state[parents[rule]] + within // per_parent_state[rule]

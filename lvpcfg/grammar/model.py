@@ -6,6 +6,7 @@ program, or made to harm is refused with one sentence before anything is built f
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS = "model.json", "model.safetensors"
+LEXICAL = ("row", "state", "value", "weight", "backoff")
 FORMAT, VERSION = "lvpcfg", 1
 
 
@@ -41,7 +43,7 @@ class Model:
         """Writes the model into the folder `path`; a crash leaves the old model or the new one."""
         folder, grammar = Path(path), self.grammar
         tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
-        tensors |= {f"lexical.{name}": value for name, value in vars(grammar.lexical).items()}
+        tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
         data = tensors_to_bytes({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         description = {
             "format": FORMAT,
@@ -79,20 +81,23 @@ class Model:
         binary_rules = reader.rules("binary_rules", 3, len(symbols))
         unary_rules = reader.rules("unary_rules", 2, len(symbols))
         emitting = sum(states[len(symbols.interminals) :])
+        row = reader.tensor("lexical.row", len(lexicon) + 1, torch.int64)
+        state = reader.tensor("lexical.state", None, torch.int64)
+        value = reader.tensor("lexical.value", len(state))
+        backoff = reader.tensor("lexical.backoff", emitting)
+        sizes = row[1:] - row[:-1]
+        if row[0] != 0 or row[-1] != len(state) or bool((sizes < 0).any()):
+            reader.refuse("the tensor 'lexical.row' does not divide 'lexical.state' into rows")
+        if bool(((state < 0) | (state >= emitting)).any()):
+            reader.refuse(f"the tensor 'lexical.state' names a state outside of 0 .. {emitting - 1}")
         lexical = LexicalTable(
-            row=reader.tensor("lexical.row", len(lexicon) + 1, torch.int64),
-            state=reader.tensor("lexical.state", None, torch.int64),
-            value=reader.tensor("lexical.value", None),
+            row=row,
+            state=state,
+            value=value,
             weight=reader.tensor("lexical.weight", len(lexicon)),
-            backoff=reader.tensor("lexical.backoff", emitting),
+            backoff=backoff,
+            widest=int(sizes.max()),
         )
-        if not (
-            len(lexical.state) == len(lexical.value) == lexical.row[-1]
-            and lexical.row[0] == 0
-            and bool((lexical.row[1:] >= lexical.row[:-1]).all())
-            and bool(((lexical.state >= 0) & (lexical.state < emitting)).all())
-        ):
-            reader.refuse("its lexical tensors point outside of each other")
         grammar = Grammar(
             symbols=symbols,
             root=reader.tensor("root", sum(states)),
@@ -159,7 +164,8 @@ class _Reader:
     def binarisation(self) -> Binarisation:
         options = self.get("binarisation", dict)
         try:
-            return Binarisation(**{**options, "horizontal": float(options["horizontal"])})
+            horizontal = options["horizontal"]
+            return Binarisation(**{**options, "horizontal": math.inf if horizontal == "inf" else horizontal})
         except (TypeError, ValueError, KeyError):
             self.refuse(f"'binarisation' is {show(options)}, which this version does not understand")
 
@@ -195,4 +201,4 @@ class _Reader:
 
 def _finite(options: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity: it is written as the string "inf"."""
-    return {key: str(value) if value == float("inf") else value for key, value in options.items()}
+    return {key: "inf" if value == math.inf else value for key, value in options.items()}

@@ -133,19 +133,20 @@ class _Problem(NamedTuple):
     where: int
     message: str
     resume: int
+    in_tree: bool
 
 
 def _problems(text: str, trees: list[Tree]) -> Iterator[_Problem]:
     """Appends the trees of `text` to `trees`; yields each problem, then goes on behind it."""
     position, by_line = 0, False
     while position < len(text):
-        # Behind a bracket that is never closed, every line that begins with "(" begins a tree.
+        # Behind a malformed tree, which may have swallowed others, a line that begins with "(" begins a tree.
         end = _next_tree(text, position + 1) if by_line else len(text)
         problem = _scan(text, position, end, trees)
         if problem is None:
             position = end
         else:
-            by_line |= problem.message is UNCLOSED
+            by_line |= problem.in_tree
             position = problem.resume
             yield problem
 
@@ -162,11 +163,11 @@ def _scan(text: str, position: int, end: int, trees: list[Tree]) -> _Problem | N
                 node.append(Tree(label, (word,)))
             elif close:
                 if not parents:
-                    return _Problem(match.start(), STRAY, match.end())
+                    return _Problem(match.start(), STRAY, match.end(), in_tree=False)
                 child, node = node, parents.pop()
                 # Some treebanks mark a dropped subject by a bracket with a label and nothing in it.
                 if not child and (not parents or not child.label()):
-                    return _Problem(match.start(), EMPTY, _next_tree(text, match.end()))
+                    return _Problem(match.start(), EMPTY, _next_tree(text, begin + 1), in_tree=True)
                 node.append(child)
             elif several:
                 node.append(Tree(label, (SPACE.sub("_", several),)))
@@ -176,15 +177,15 @@ def _scan(text: str, position: int, end: int, trees: list[Tree]) -> _Problem | N
                 parents.append(node)
                 node = Tree(label, ())
             elif parents:
-                return _Problem(match.start(), UNTAGGED, _next_tree(text, match.end()))
+                return _Problem(match.start(), UNTAGGED, _next_tree(text, begin + 1), in_tree=True)
             elif bare.startswith(COMMENT):
                 position = text.find("\n", match.end(), end)
                 break
             else:
                 bracket = text.find("(", match.end(), end)
-                return _Problem(match.start(), OUTSIDE, bracket if bracket >= 0 else end)
+                return _Problem(match.start(), OUTSIDE, bracket if bracket >= 0 else end, in_tree=False)
         else:
-            return _Problem(begin, UNCLOSED, _next_tree(text, begin + 1)) if parents else None
+            return _Problem(begin, UNCLOSED, _next_tree(text, begin + 1), in_tree=True) if parents else None
         if position < 0:
             return None
 

@@ -68,6 +68,7 @@ def _sample() -> dict[str, list[Tree]]:
 class _Sampler:
     def __init__(self, grammar: _FeatureGrammar, random: Random) -> None:
         self.grammar, self.random = grammar, random
+        self.found: dict[Category, list[tuple[tuple[_Rule, dict[str, str]], int]]] = {}
 
     def sentence(self) -> Tree:
         while True:
@@ -79,10 +80,8 @@ class _Sampler:
     def expand(self, name: str, features: Features) -> list[Tree]:
         if name not in self.grammar.rules:
             return [self.preterminal(name, features)]
-        fitting = [(rule, _bind(rule.left, features)) for rule in self.grammar.rules[name]]
-        weighted = [(i, rule.weight) for i, (rule, binding) in enumerate(fitting) if binding is not None]
-        rule, bound = fitting[self.draw(weighted)]
-        binding = dict(bound or {})
+        rule, bound = self.draw(self.fitting(name, features))
+        binding = dict(bound)
         children: list[Tree] = []
         for item in rule.right:
             if isinstance(item, Tree):
@@ -93,6 +92,15 @@ class _Sampler:
                     binding[value] = self.draw(self.grammar.variables[value])
             children += self.expand(item[0], tuple(binding.get(value, value) for value in item[1]))
         return children if name.startswith("_") else [Tree(_joined(name, features), children)]
+
+    def fitting(self, name: str, features: Features) -> list[tuple[tuple[_Rule, dict[str, str]], int]]:
+        """The rules whose left-hand side agrees with the features, what it binds, and their weights."""
+        if (name, features) not in self.found:
+            bound = [(rule, _bind(rule.left, features)) for rule in self.grammar.rules[name]]
+            self.found[name, features] = [
+                ((rule, binding), rule.weight) for rule, binding in bound if binding is not None
+            ]
+        return self.found[name, features]
 
     def preterminal(self, name: str, features: Features) -> Tree:
         if name == "noun":

@@ -12,7 +12,7 @@ treebank.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -68,23 +68,25 @@ class LexicalTable:
     value: Tensor  # [values]
     weight: Tensor  # [entries]
     backoff: Tensor  # [states]
+    widest: int  # values in the longest row: known beforehand, so that a lookup waits for no device
 
     def lookup(self, entries: Tensor) -> Tensor:
         """[...] entries -> [..., states]."""
-        flat = entries.reshape(-1)
-        dense = self.weight[flat, None] * self.backoff
-        sizes = self.row[flat + 1] - self.row[flat]
-        item = torch.repeat_interleave(sizes)  # which of `flat` each value goes to
-        within = torch.arange(len(item), device=item.device) - (sizes.cumsum(0) - sizes)[item]
-        source = self.row[flat][item] + within
-        dense = dense.index_put((item, self.state[source]), self.value[source], accumulate=True)
-        return dense.reshape(*entries.shape, -1)
+        begin = self.row[entries].unsqueeze(-1)
+        end = self.row[entries + 1].unsqueeze(-1)
+        place = begin + torch.arange(self.widest, device=begin.device)  # [..., widest]
+        inside = place < end
+        place = torch.where(inside, place, 0)
+        values = torch.where(inside, self.value[place], 0)
+        dense = self.weight[entries].unsqueeze(-1) * self.backoff
+        return dense.scatter_add(-1, self.state[place], values)
 
     def scale(self, entry_factor: Tensor, state_factor: Tensor) -> "LexicalTable":
         """Multiplies rows and columns."""
-        entry = torch.repeat_interleave(self.row[1:] - self.row[:-1])
+        entry = torch.repeat_interleave(self.row[1:] - self.row[:-1], output_size=len(self.value))
         value = self.value * entry_factor[entry] * state_factor[self.state]
-        return LexicalTable(self.row, self.state, value, self.weight * entry_factor, self.backoff * state_factor)
+        weight, backoff = self.weight * entry_factor, self.backoff * state_factor
+        return replace(self, value=value, weight=weight, backoff=backoff)
 
     def column_sums(self) -> Tensor:
         """[states]: the sum over all entries."""
@@ -140,7 +142,14 @@ def smoothed_tags(
     added[total > RARE] = COMMON_WEIGHT
     added[is_class] = UNKNOWN_WEIGHT
     row = torch.searchsorted(entry, torch.arange(len(lexicon) + 1, device=entry.device))
-    table = LexicalTable(row, state, value / (total + added)[entry], added / (total + added), unseen)
+    table = LexicalTable(
+        row=row,
+        state=state,
+        value=value / (total + added)[entry],
+        weight=added / (total + added),
+        backoff=unseen,
+        widest=int((row[1:] - row[:-1]).max()),
+    )
     prior = total.clone()
     prior[-1] = UNKNOWN_WEIGHT
     return table, prior / prior.sum()

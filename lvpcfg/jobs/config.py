@@ -1,0 +1,77 @@
+"""The types of the options; their defaults, and what they mean, stand in `conf/`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+
+from lvpcfg.errors import expect
+from lvpcfg.estimate.train import ESTIMATORS
+from lvpcfg.trees.binarise import Binarisation
+from lvpcfg.trees.signatures import get_signature
+
+JOBS = ("demo", "train", "evaluate")
+
+
+@dataclass
+class DataConfig:
+    train: Optional[str] = MISSING  # noqa: UP045  (OmegaConf reads the annotation)
+    on_error: str = MISSING
+
+
+@dataclass
+class BinarisationConfig:
+    direction: str = MISSING
+    horizontal: Union[int, float] = MISSING  # noqa: UP007
+    vertical: int = MISSING
+    unaries: str = MISSING
+
+
+@dataclass
+class EstimatorConfig:
+    name: str = MISSING
+
+
+@dataclass
+class Config:
+    job: str = MISSING
+    data: DataConfig = field(default_factory=DataConfig)
+    binarisation: BinarisationConfig = field(default_factory=BinarisationConfig)
+    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    signature: str = MISSING
+    gold: Optional[str] = MISSING  # noqa: UP045
+    test: Optional[str] = MISSING  # noqa: UP045
+    parameters: Optional[str] = MISSING  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        """Wrong values stop here, with a sentence, before any job begins."""
+        if self.job == MISSING:
+            return  # this is the schema, not a config
+        expect("job", self.job, JOBS)
+        expect("data.on_error", self.data.on_error, ("raise", "skip"))
+        expect("estimator.name", self.estimator.name, tuple(ESTIMATORS))
+        self.scheme()
+        get_signature(self.signature)
+
+    def scheme(self) -> Binarisation:
+        return Binarisation(**vars(self.binarisation))
+
+
+def typed(config: Any) -> Config:
+    """The composed configuration as plain dataclasses."""
+    value: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+    return value
+
+
+def register() -> None:
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    store.store(group="estimator", name="schema", node=EstimatorConfig)
+
+
+def folder() -> Path:
+    """`conf/`: inside the package in an installed wheel, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    return next(path for path in (package / "conf", package.parent / "conf") if path.is_dir())

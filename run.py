@@ -1,0 +1,3 @@
+from lvpcfg.jobs.main import main
+
+main()

@@ -1,0 +1,64 @@
+"""Random trees and grammars for property tests."""
+
+import torch
+from hypothesis import strategies as st
+from nltk.tree import Tree
+from torch import Tensor
+
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.model import Model
+from lvpcfg.trees.binarise import Binarisation
+from lvpcfg.trees.lexicon import LexicalTable, Lexicon
+from lvpcfg.trees.treebank import Symbols
+
+# Marks of the binarisation among the labels, and white space that is not ASCII among the words.
+labels = st.text(alphabet="ABX@+^|%-=$é", min_size=1, max_size=4)
+words = st.text(alphabet="abc@+*-\u00a0é#", min_size=1, max_size=4)
+
+
+def preterminals() -> st.SearchStrategy[Tree]:
+    return st.builds(lambda label, word: Tree(label, [word]), labels, words)
+
+
+def constituents() -> st.SearchStrategy[Tree]:
+    return st.recursive(
+        preterminals(),
+        lambda children: st.builds(Tree, labels, st.lists(children, min_size=1, max_size=5)),
+        max_leaves=12,
+    )
+
+
+def sentences() -> st.SearchStrategy[Tree]:
+    return st.builds(lambda children: Tree("TOP", children), st.lists(constituents(), min_size=1, max_size=3))
+
+
+def random_model(seed: int = 0, states: tuple[int, ...] = (2, 3, 1, 4), dtype: torch.dtype = torch.float64) -> Model:
+    """A normalised grammar S, A, (N, V) with its own number of states for each symbol."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(size: int) -> Tensor:
+        return torch.rand(size, generator=generator, dtype=dtype)
+
+    m = torch.tensor(states)
+    binary_rules = torch.tensor([[0, 2, 1], [0, 1, 1], [1, 3, 2], [1, 2, 3]])
+    unary_rules = torch.tensor([[0, 1], [1, 3]])
+    emitting = states[2] + states[3]
+    lexical = LexicalTable(
+        row=torch.tensor([0, 2, 2 + states[3], 2 + states[3], 2 + states[3]]),
+        state=torch.tensor([0, states[2], *range(states[2], emitting)]),
+        value=random(2 + states[3]),
+        weight=random(4),
+        backoff=random(emitting),
+        widest=max(2, states[3]),
+    )
+    grammar = Grammar(
+        symbols=Symbols(("S", "A"), ("N", "V")),
+        states=m,
+        binary_rules=binary_rules,
+        unary_rules=unary_rules,
+        root=torch.nn.functional.pad(torch.full((states[0],), 1 / states[0], dtype=dtype), (0, sum(states[1:]))),
+        binary=random(int(m[binary_rules].prod(1).sum())),
+        unary=random(int(m[unary_rules].prod(1).sum())),
+        lexical=lexical,
+    )
+    return Model(grammar, Lexicon(("dog", "barks"), ("<unknown>",), "english"), Binarisation(), {"made by": "chance"})

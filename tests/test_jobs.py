@@ -1,0 +1,186 @@
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from lvpcfg import InputError, Model, corpus, write_trees
+from lvpcfg.jobs import config as job_config
+from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, EstimatorConfig
+from lvpcfg.jobs.main import JOBS
+from lvpcfg.jobs.run import Run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def schema():
+    job_config.register()
+
+
+def run(job, folder, **options):
+    """Runs a job in this process; returns its figures and what it printed."""
+    settings = {
+        "data": DataConfig(train=options.pop("train", None), on_error=options.pop("on_error", "raise")),
+        "binarisation": BinarisationConfig("right", 0, 1, "collapse"),
+        "estimator": EstimatorConfig("count"),
+        "signature": "english",
+        "gold": None,
+        "test": None,
+        "parameters": None,
+    }
+    printed = StringIO()
+    result = Run(folder, Console(file=printed, width=120))
+    JOBS[job](Config(job=job, **(settings | options)), result)
+    result.finish()
+    return result.result, printed.getvalue()
+
+
+def command(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["datta.train=x"], "there is no option 'datta.train': did you mean 'data.train'?"),
+        (["job=train", "binarization.vertical=2"], "did you mean 'binarisation.vertical'?"),
+        (["estimator.nam=x"], "did you mean 'estimator.name'?"),
+        (["hydra.run.dri=x"], "did you mean 'hydra.run.dir'?"),
+        (["qqqqqqqq=1"], "there is no option 'qqqqqqqq'; see --help."),
+        (["+extra=1"], "there is no option 'extra'"),
+        (["binarisation.vertical=two"], "'two' of type 'str' could not be converted to Integer"),
+        (["binarisation.vertical=3"], "vertical is 3: expected 1 or 2."),
+        (["binarisation.direction=up"], "direction is 'up': expected right or left."),
+        (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
+        (["job=tain"], "job is 'tain': expected demo, train or evaluate."),
+        (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count."),
+        (["signature=klingon"], "there is no word signature 'klingon': expected english or suffix"),
+        (["data.on_error=ignore"], "data.on_error is 'ignore': expected raise or skip."),
+        (["train"], "'train' is no option: expected key=value, such as job=train."),
+        (["data.train=[a"], "'data.train=[a' cannot be read"),
+        (["data.train=a=b"], "goes in quotes"),
+        (["binarisation.vertical=1,2"], "add -m"),
+        (["-m", "binarisation.vertical=1,3"], "vertical is 3: expected 1 or 2."),
+        (["-m", "estimator=count,em"], "there is no 'estimator=em'"),
+    ],
+)
+def test_wrong_options_get_one_sentence(arguments, expected):
+    problem = problem_with(arguments)
+    assert expected in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["job=train", "data.train=a.mrg", "estimator=count", "hydra.run.dir=x"],
+        ["-m", "job=train", "binarisation.vertical=1,2", "binarisation.horizontal=0,inf"],
+        ["job=evaluate", "gold=a b.mrg", 'test="/x/y=z,1.mrg"'],
+        ["--help"],
+        ["--cfg", "job", "job=train"],
+    ],
+)
+def test_right_options_pass(arguments):
+    assert problem_with(arguments) is None
+
+
+def test_the_story_from_the_command_line(tmp_path):
+    done = command("hydra.run.dir=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().split("\n")[-1] == str(tmp_path / "out")
+    assert "What the labels hide" in done.stdout
+    result = json.loads((tmp_path / "out/result.json").read_text())
+    assert 30 < result["f1"] < 60
+    assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["binarisation"]["direction"] == "right"
+    assert len(Model.load(tmp_path / "out/model").grammar.binary_rules) == result["binary_rules"]
+
+
+def test_errors_from_the_command_line(tmp_path):
+    for arguments, expected in (
+        (["job=tain"], "job is 'tain'"),
+        (["job=train", "data.train=none.mrg"], "cannot read 'none.mrg': no such file"),
+    ):
+        done = command(*arguments, cwd=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.startswith("lvpcfg: ")
+        assert expected in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_makes_a_run_for_each_value(tmp_path):
+    write_trees(corpus("dev"), tmp_path / "dev.mrg")
+    done = command(
+        "-m", "job=train", "data.train=dev.mrg", "binarisation.horizontal=0,inf", "hydra.sweep.dir=out", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    sizes = [json.loads((tmp_path / f"out/{i}/result.json").read_text())["binary_rules"] for i in (0, 1)]
+    assert sizes[0] < sizes[1]
+    assert Model.load(tmp_path / "out/1/model").binarisation.horizontal == float("inf")
+
+
+def test_help_names_the_jobs(tmp_path):
+    done = command("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for text in ("job=train data.train=FILE", "job=evaluate gold=FILE test=FILE", "on_error: raise"):
+        assert text in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+# ---------------------------------------------------------------- the jobs
+
+
+def test_train_on_a_file_that_is_partly_broken(tmp_path):
+    write_trees(corpus("dev")[:50], tmp_path / "bank.mrg")
+    with (tmp_path / "bank.mrg").open("a") as stream:
+        stream.write("(S (NN dog)\n" * 7)
+    result, printed = run("train", tmp_path / "out", train=str(tmp_path / "bank.mrg"), on_error="skip")
+    assert (result["trees"], result["skipped"]) == (50, 7)
+    assert printed.count("never closed") == 5
+    assert "and 2 more" in printed
+
+
+def test_evaluate_writes_figures_and_evalbs_report(tmp_path):
+    write_trees(corpus("dev")[:20], tmp_path / "gold.mrg")
+    write_trees(corpus("dev")[:20], tmp_path / "test.mrg")
+    result, printed = run("evaluate", tmp_path, gold=str(tmp_path / "gold.mrg"), test=str(tmp_path / "test.mrg"))
+    names = "precision recall f1 f1_40 f1_all tagging_accuracy complete_match sentences errors"
+    assert set(names.split()) <= set(result)
+    assert result["f1"] == result["f1_all"] == 100
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert "Bracketing FMeasure       = 100.00" in (tmp_path / "evalb.txt").read_text()
+    assert "100.00" in printed
+
+
+def test_evaluate_needs_both_files(tmp_path):
+    with pytest.raises(InputError, match="gold=FILE test=FILE"):
+        run("evaluate", tmp_path, gold="a.mrg")
+
+
+@pytest.mark.treebank
+def test_evaluate_reproduces_evalb(tmp_path, data):
+    gold, test = (str(data / "evalb" / f"wsj-dev.{side}") for side in ("gld", "tst"))
+    result, _ = run("evaluate", tmp_path, gold=gold, test=test, parameters=str(data / "evalb/COLLINS.prm"))
+    assert round(result["f1"], 2) == 85.35
+    assert round(result["f1_40"], 2) == 85.64
+    assert (tmp_path / "evalb.txt").read_text() == (data / "evalb/wsj-dev.rsl").read_text()
+
+
+@pytest.mark.treebank
+@pytest.mark.parametrize("name", ["wsj-sample", "craft", "gum", "cess-esp"])
+def test_train_on_treebanks(tmp_path, data, name):
+    result, _ = run("train", tmp_path, train=str(data / name / "dev.mrg"))
+    assert result["binary_rules"] > 500

@@ -1,0 +1,130 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nltk.tree import Tree
+
+from lvpcfg import InputError, build_treebank, corpus, register_signature
+from lvpcfg.estimate.count import tag_table
+from lvpcfg.trees.lexicon import LexicalTable, Lexicon, build_lexicon, emissions, smoothed_tags
+from lvpcfg.trees.signatures import SIGNATURES, english, suffix
+
+
+def treebank(*tagged):
+    """One flat tree for each string of word/TAG pairs."""
+    return build_treebank(
+        [Tree("S", [Tree(tag, [word]) for word, tag in (item.split("/") for item in text.split())]) for text in tagged]
+    )
+
+
+def test_p_tag_given_word_by_hand():
+    bank = treebank(*["run/N run/V the/D"] * 6, "new/N the/D", "New/V the/D")
+    lexicon, unseen = build_lexicon(bank)
+    assert lexicon.words == ("run", "the", "new", "New")
+    # Only "new" and "New" are first met in the second half; one is N, one is V: u(N) = u(V) = 1/2.
+    assert sorted(lexicon.classes) == ["<unknown>-INITIAL-KNOWN", "<unknown>-lower"]
+    tags, prior = tag_table(bank, lexicon, unseen)
+    d, n, v = (bank.symbols.preterminals.index(tag) for tag in "DNV")
+    table = tags.lookup(torch.arange(len(lexicon)))
+    run, new, other = table[0], table[2], table[-1]
+    assert run[n] == pytest.approx((6 + 1e-4 / 2) / (12 + 1e-4))  # 12 occurrences: common
+    assert run[d] == 0
+    assert new[n] == pytest.approx((1 + 0.1 / 2) / 1.1)  # once: rare
+    assert new[v] == pytest.approx((0.1 / 2) / 1.1)
+    lower = table[lexicon.unknown("frogs", first=False)]
+    assert lexicon.unknown("frogs", first=False) == len(lexicon) - 1  # <unknown>-lower-s was never met
+    assert torch.equal(lower, other)
+    assert table[lexicon.unknown("cat", False)][n] == pytest.approx((1 + 0.5 / 2) / 1.5)
+    assert other[n] == other[v] == pytest.approx(0.5)
+    assert torch.allclose(table.sum(1), torch.ones(len(lexicon), dtype=torch.float64))
+    assert float(prior.sum()) == pytest.approx(1)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 10_000))
+def test_emissions_sum_to_one_for_any_number_of_states(states_per_tag, seed):
+    generator = torch.Generator().manual_seed(seed)
+    lexicon = Lexicon(("a", "b", "c"), ("<unknown>", "<unknown>-lower"), "english")
+    states = sum(states_per_tag)
+    size = 30
+    entry = torch.randint(0, 5, (size,), generator=generator)  # words and classes, not the last entry
+    state = torch.randint(0, states, (size,), generator=generator)
+    counts = 20 * torch.rand(size, generator=generator, dtype=torch.float64)
+    tags, prior = smoothed_tags(lexicon, entry, state, counts, states)
+    assert torch.allclose(tags.lookup(torch.arange(6)).sum(1), torch.ones(6, dtype=torch.float64))
+    q = emissions(tags, prior)
+    dense = q.lookup(torch.arange(6))  # [entries, states]
+    assert torch.allclose(q.column_sums(), dense.sum(0))
+    reached = torch.zeros(states, dtype=torch.bool).index_fill(0, state, True)
+    assert torch.allclose(dense.sum(0)[reached], torch.ones(int(reached.sum()), dtype=torch.float64))
+    assert bool((dense[:, ~reached] == 0).all())
+
+
+def test_lookup_keeps_the_shape_and_lets_gradients_through():
+    value = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    table = LexicalTable(
+        row=torch.tensor([0, 2, 2, 3]),
+        state=torch.tensor([0, 2, 1]),
+        value=value,
+        weight=torch.tensor([0.0, 1.0, 10.0]),
+        backoff=torch.tensor([0.1, 0.2, 0.3]),
+        widest=2,
+    )
+    rows = table.lookup(torch.tensor([[2, 0], [1, 2]]))
+    assert rows.shape == (2, 2, 3)
+    expected = torch.tensor([[[1.0, 5.0, 3.0], [1.0, 0.0, 2.0]], [[0.1, 0.2, 0.3], [1.0, 5.0, 3.0]]])
+    assert torch.allclose(rows, expected)
+    rows.sum().backward()
+    assert value.grad.tolist() == [1.0, 1.0, 2.0]
+
+
+def test_unseen_words_are_those_first_met_in_the_second_half():
+    bank = treebank("a/X b/X", "a/X c/X", "d/Y a/X", "b/X E/Z d/Y")
+    _, unseen = build_lexicon(bank)
+    met = [bank.words[bank.lexical_rules[rule, 1]] for rule in bank.rule[unseen.node]]
+    assert met == ["d", "E"]
+
+
+def test_without_a_second_half_all_words_stand_in_for_the_unseen():
+    bank = treebank("a/X b/Y", "a/X a/X")
+    lexicon, unseen = build_lexicon(bank)
+    tags, _ = tag_table(bank, lexicon, unseen)
+    assert tags.backoff.tolist() == [0.75, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("word", "first", "known", "expected"),
+    [
+        ("IBM", False, False, "<unknown>-CAPS"),
+        ("Running", True, True, "<unknown>-INITIAL-KNOWN-ing"),
+        ("Running", True, False, "<unknown>-INITIAL-ing"),
+        ("Running", False, False, "<unknown>-CAPITAL-ing"),
+        ("state-owned", False, False, "<unknown>-lower-DASH-ed"),
+        ("12.5", False, False, "<unknown>-DIGIT"),
+        ("walks", False, False, "<unknown>-lower-s"),
+        ("glass", False, False, "<unknown>-lower"),
+        ("%%", False, False, "<unknown>"),
+    ],
+)
+def test_english_signatures(word, first, known, expected):
+    assert english(word, first, known) == expected
+
+
+def test_signatures_are_a_registry(monkeypatch):
+    monkeypatch.delitem(SIGNATURES, "length", raising=False)
+    with pytest.raises(InputError, match=r"'length': expected english or suffix"):
+        Lexicon((), (), "length")
+    register_signature("length", lambda word, first, known: str(len(word)))
+    bank = treebank("a/X", "abc/Y")
+    lexicon, _ = build_lexicon(bank, "length")
+    assert lexicon.encode(["a", "xyz", "xy"]) == [0, 2, 3]
+    assert suffix("casas", False, False) == "<unknown>-lower-sas"
+    del SIGNATURES["length"]
+
+
+def test_unknown_words_of_the_corpus_get_sensible_tags():
+    bank = build_treebank(corpus("train"))
+    lexicon, unseen = build_lexicon(bank)
+    tags, _ = tag_table(bank, lexicon, unseen)
+    best = tags.lookup(torch.tensor(lexicon.encode(["We", "zorbified", "zorbingly", "Zorbson"]))).argmax(1)
+    names = [bank.symbols.preterminals[tag].split("+")[-1] for tag in best[1:]]
+    assert names == ["VBD", "RB", "NNP"]

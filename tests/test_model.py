@@ -1,0 +1,308 @@
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from strategies import random_model
+
+from lvpcfg import Binarisation, InputError, Model, corpus, train
+from lvpcfg.grammar import model as model_file
+
+
+def tensors(model):
+    grammar = model.grammar
+    named = {
+        name: getattr(grammar, name) for name in ("states", "binary_rules", "unary_rules", "root", "binary", "unary")
+    }
+    return named | {name: getattr(grammar.lexical, name) for name in model_file.LEXICAL}
+
+
+def assert_same(one, other):
+    assert one.grammar.symbols == other.grammar.symbols
+    assert one.lexicon == other.lexicon
+    assert one.binarisation == other.binarisation
+    assert one.provenance == other.provenance
+    for name, tensor in tensors(one).items():
+        assert torch.equal(tensor, tensors(other)[name]), name
+        assert tensor.dtype == tensors(other)[name].dtype
+
+
+@given(st.integers(0, 1000), st.tuples(*[st.integers(1, 5)] * 4), st.sampled_from([torch.float32, torch.float64]))
+@settings(max_examples=25, deadline=None)
+def test_round_trip_is_exact_for_any_number_of_states(tmp_path_factory, seed, states, dtype):
+    folder = tmp_path_factory.mktemp("model")
+    model = random_model(seed, states, dtype)
+    model.save(folder)
+    assert_same(model, Model.load(folder))
+    assert sorted(os.listdir(folder)) == ["model.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("unaries", ["collapse", "keep"])
+def test_a_counted_model_round_trips_and_is_normalised(tmp_path, unaries):
+    model = train(corpus("dev"), binarisation=Binarisation(horizontal=math.inf, unaries=unaries))
+    model.save(tmp_path / "new" / "folder")
+    loaded = Model.load(tmp_path / "new" / "folder")
+    assert_same(model, loaded)
+    ones = torch.ones(len(model.grammar.root), dtype=torch.float64)
+    assert torch.allclose(loaded.grammar.row_sums(), ones, atol=1e-10)
+    assert float(loaded.grammar.root.sum()) == pytest.approx(1)
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    random_model().save(tmp_path / "a")
+    random_model().save(tmp_path / "b")
+    for name in os.listdir(tmp_path / "a"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_row_sums_against_loops():
+    grammar = random_model(3).grammar
+    expected = torch.zeros_like(grammar.root)
+    for i, (a, _, _) in enumerate(grammar.binary_rules.tolist()):
+        first = int(grammar.first_state[a])
+        expected[first : first + int(grammar.states[a])] += grammar.binary_tensor(i).sum((1, 2))
+    for i, (a, _) in enumerate(grammar.unary_rules.tolist()):
+        first = int(grammar.first_state[a])
+        expected[first : first + int(grammar.states[a])] += grammar.unary_tensor(i).sum(1)
+    emitting = grammar.lexical.lookup(torch.arange(4)).sum(0)
+    expected[-len(emitting) :] += emitting
+    assert torch.allclose(grammar.row_sums(), expected)
+
+
+def test_moving_and_casting():
+    grammar = random_model().grammar.to(dtype=torch.float32)
+    assert grammar.binary.dtype == grammar.lexical.value.dtype == torch.float32
+    assert grammar.binary_rules.dtype == grammar.lexical.state.dtype == torch.int64
+    meta = grammar.to("meta")
+    assert all(tensor.device.type == "meta" for tensor in tensors(Model(meta, None, None)).values())
+    assert meta.row_sums().device.type == "meta"
+    assert meta.lexical.lookup(torch.zeros(3, 4, dtype=torch.int64, device="meta")).shape == (3, 4, 5)
+
+
+@pytest.mark.gpu
+def test_lookup_and_row_sums_on_a_gpu():
+    grammar = random_model().grammar
+    moved = grammar.to("cuda")
+    assert torch.allclose(moved.row_sums().cpu(), grammar.row_sums())
+    entries = torch.arange(4)
+    assert torch.allclose(moved.lexical.lookup(entries.cuda()).cpu(), grammar.lexical.lookup(entries))
+
+
+# ---------------------------------------------------------------- folders that cannot be used
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random_model().save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(folder, expected):
+    with pytest.raises(InputError) as error:
+        Model.load(folder)
+    message = str(error.value)
+    assert expected in message
+    assert str(folder) in message
+    assert "\n" not in message
+    return message
+
+
+def edit(folder, **changes):
+    description = json.loads((folder / "model.json").read_text())
+    for key, value in changes.items():
+        if value is None:
+            del description[key]
+        else:
+            description[key] = value
+    (folder / "model.json").write_text(json.dumps(description))
+
+
+def edit_tensors(folder, **changes):
+    """Changes tensors and makes model.json agree with the new file."""
+    named = load_file(folder / "model.safetensors")
+    for name, value in changes.items():
+        key = name.replace("__", ".")
+        if value is None:
+            del named[key]
+        else:
+            named[key] = value
+    save_file(named, folder / "model.safetensors")
+    resign(folder)
+
+
+def resign(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    edit(folder, tensors_sha256=model_file.hashlib.sha256(data).hexdigest())
+
+
+def test_missing_folder_and_files(folder, tmp_path):
+    refused(tmp_path / "nowhere", "is not a model folder")
+    (folder / "model.safetensors").unlink()
+    refused(folder, "model.safetensors is missing")
+    (folder / "model.json").unlink()
+    refused(folder, "no file model.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1, 2]",
+        "\x00\xff",
+        "null",
+        '{"format": "other"}',
+        "[" * 100_000,
+        '{"format": "lvpcfg", "version": NaN}',
+        "9" * 5000,
+    ],
+    ids=str,
+)
+def test_damaged_or_foreign_json(folder, text):
+    (folder / "model.json").write_bytes(text.encode("latin-1"))
+    refused(folder, "model.json")
+
+
+def test_newer_format(folder):
+    edit(folder, version=2)
+    refused(folder, "newer lvpcfg")
+
+
+@pytest.mark.parametrize(
+    "key", ["version", "interminals", "words", "states", "binary_rules", "binarisation", "signature"]
+)
+def test_missing_keys(folder, key):
+    edit(folder, **{key: None})
+    refused(folder, key)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"states": [2, 3, 1]}, "4 symbols but 3 numbers of states"),
+        ({"states": [2, 3, 1, 10**30]}, "lexical.backoff"),
+        ({"states": [2, 3, 1, -4]}, "'states'"),
+        ({"states": [2, 3, 1, 4.5]}, "'states'"),
+        ({"states": [2, 3, 1, True]}, "'states'"),
+        ({"words": ["dog", "dog"]}, "'words'"),
+        ({"words": ["dog", 3]}, "'words'"),
+        ({"words": ["dog"]}, "lexical.row"),
+        ({"binary_rules": [[0, 1, 9]]}, "[0, 1, 9]"),
+        ({"binary_rules": [[0, 1]]}, "[0, 1]"),
+        ({"binary_rules": [[0, 2, 1]]}, "'binary'"),
+        ({"unary_rules": [[0, -1]]}, "[0, -1]"),
+        ({"binarisation": {"direction": "up", "horizontal": 0}}, "'binarisation'"),
+        ({"binarisation": {"horizontal": 0, "code": "os.system"}}, "'binarisation'"),
+        ({"signature": "os.system"}, "os.system"),
+        ({"tensors_sha256": "../../etc/passwd"}, "model.safetensors"),
+        ({"provenance": "me"}, "provenance"),
+    ],
+)
+def test_wrong_values(folder, change, expected):
+    edit(folder, **change)
+    if "signature" in change:
+        with pytest.raises(InputError, match="no word signature"):
+            Model.load(folder)
+    else:
+        refused(folder, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"root": None}, "lacks the tensor 'root'"),
+        ({"root": torch.zeros(3)}, "'root' has the shape (3,), expected 10 numbers"),
+        ({"root": torch.zeros(10, 1)}, "'root' has the shape (10, 1)"),
+        ({"root": torch.full((10,), math.nan)}, "'root' holds numbers that are not finite"),
+        ({"root": torch.full((10,), math.inf)}, "'root' holds numbers that are not finite"),
+        ({"root": torch.zeros(10, dtype=torch.float16)}, "'root' is of type torch.float16"),
+        ({"lexical__row": torch.tensor([0, 2, 9, 6, 6])}, "does not divide"),
+        ({"lexical__row": torch.tensor([0, 2, 5, 5, 5])}, "does not divide"),
+        ({"lexical__row": torch.tensor([1, 2, 6, 6, 6])}, "does not divide"),
+        ({"lexical__state": torch.tensor([0, 1, 1, 2, 3, 99])}, "outside of 0 .. 4"),
+        ({"lexical__state": torch.tensor([0, 1, 1, 2, 3, -1])}, "outside of 0 .. 4"),
+        ({"lexical__value": torch.zeros(5, dtype=torch.float64)}, "'lexical.value' has the shape (5,)"),
+    ],
+)
+def test_wrong_tensors(folder, change, expected):
+    edit_tensors(folder, **change)
+    refused(folder, expected)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_truncated_tensors(folder, size):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:size])
+    refused(folder, "truncated")
+    resign(folder)
+    refused(folder, "no safetensors file")
+
+
+def test_huge_header(folder):
+    (folder / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    resign(folder)
+    refused(folder, "no safetensors file")
+
+
+def test_pickles_are_not_loaded(folder):
+    torch.save({"root": torch.zeros(10)}, folder / "model.safetensors")
+    resign(folder)
+    refused(folder, "no safetensors file")
+
+
+def test_saving_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        random_model().save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("moment", ["write_synced", "write_text", "os"])
+def test_a_save_that_is_cut_off_leaves_the_old_model_or_the_new_one(folder, monkeypatch, moment):
+    old, new = random_model(), random_model(seed=1, states=(1, 2, 3, 1))
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    die.replace = die  # for the module os
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"lvpcfg.grammar.model.{moment}", die)
+        with pytest.raises(KeyboardInterrupt):
+            new.save(folder)
+    assert_same(Model.load(folder), new if moment == "os" else old)
+    new.save(folder)
+    assert_same(Model.load(folder), new)
+    assert sorted(os.listdir(folder)) == ["model.json", "model.safetensors"]
+
+
+def test_killing_a_saving_process_never_breaks_the_model(tmp_path):
+    """A process saves two models in turn until it is killed; what is left must load."""
+    program = (
+        "import sys; from strategies import random_model\n"
+        "models = [random_model(0), random_model(1, (1, 2, 3, 1))]\n"
+        "models[0].save(sys.argv[1]); print('ready', flush=True)\n"
+        "while True: [model.save(sys.argv[1]) for model in models]\n"
+    )
+    folder = tmp_path / "model"
+    for pause in (0.0, 0.003, 0.007):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(folder)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
+        )
+        process.stdout.readline()
+        try:
+            process.wait(pause)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+        assert len(Model.load(folder).grammar.states) == 4
+    shutil.rmtree(folder)
