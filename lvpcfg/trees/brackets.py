@@ -1,7 +1,7 @@
 """Penn brackets: text -> `nltk.Tree` and back, without recursion.
 
-Written by hand because nltk's reader takes a minute where this takes a second, stops at the
-recursion limit, and does not say where the error is.
+Written by hand because nltk reads one tree at a time, takes the no-break spaces inside words for
+separators, cannot skip a malformed tree, and does not say on which line of the file it stands.
 """
 
 import gc
@@ -54,10 +54,14 @@ def read_trees(path: PathLike, on_error: OnError = "raise") -> list[Tree]:
 def trees_from_text(text: str, name: str = "text", on_error: OnError = "raise") -> list[Tree]:
     """As `read_trees`, for text in memory; `name` stands for the file in error messages."""
     trees: list[Tree] = []
+    seen, line = 0, 1  # lines are counted from problem to problem, not each time from the top
     with handling(on_error, name) as report:
         with garbage_collection_paused():
             for problem in _problems(text, trees):
-                report(InputError(locate(text, problem.where, name, problem.message)))
+                here = problem.where
+                line += text.count("\n", seen, here) if here >= seen else -text.count("\n", here, seen)
+                seen = here
+                report(InputError(f"{name}, line {line}: {problem.message}: {_around(text, here)}"))
         if not trees and not text.strip():
             report(InputError(f"{name} is empty: expected trees such as (S (NP (NN time)) (VP (VBZ flies)))."))
     return trees
@@ -113,16 +117,15 @@ def garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def locate(text: str, where: int, name: str, problem: str) -> str:
-    """A sentence with the file, the line and the text around position `where`."""
-    line = text.count("\n", 0, where) + 1
+def _around(text: str, where: int) -> str:
+    """The line at position `where`, cut to what is near, with a mark before the position."""
     begin = text.rfind("\n", 0, where) + 1
     end = text.find("\n", where)
     before = text[begin:where]
     after = text[where : end if end >= 0 else len(text)]
     before = before if len(before) <= 30 else "..." + before[-30:]
     after = after if len(after) <= 40 else after[:40] + "..."
-    return f"{name}, line {line}: {problem}: {before} >>> {after}"
+    return f"{before} >>> {after}"
 
 
 def _raise(error: InputError) -> None:
