@@ -18,6 +18,8 @@ def read_bytes(path: PathLike) -> bytes:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"cannot read {show(os.fspath(path), 200)}: {reason}.") from None
+    except ValueError as error:  # a name no file can have
+        raise InputError(f"cannot read {show(os.fspath(path), 200)}: {error}.") from None
 
 
 def read_text(path: PathLike) -> str:
@@ -39,9 +41,12 @@ def read_text(path: PathLike) -> str:
 
 @contextmanager
 def writing(path: PathLike) -> Iterator[None]:
-    """What goes wrong on the disk inside the block becomes a sentence about `path`."""
+    """What goes wrong on the disk, or on the way to it, becomes a sentence about `path`."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        text = error.object[error.start : error.end]
+        raise InputError(f"cannot write {show(os.fspath(path), 200)}: {text!r} is no character of Unicode.") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"cannot write {show(os.fspath(path), 200)}: {reason}.") from None

@@ -55,7 +55,15 @@ def test_top_is_not_collapsed_and_chains_keep_their_intermediates():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"direction": "up"}, {"vertical": 3}, {"horizontal": -1}, {"horizontal": 0.5}, {"unaries": "drop"}]
+    "wrong",
+    [
+        {"direction": "up"},
+        {"vertical": 3},
+        {"horizontal": -1},
+        {"horizontal": 0.5},
+        {"horizontal": "inf"},
+        {"unaries": "drop"},
+    ],
 )
 def test_wrong_schemes(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))} is {next(iter(wrong.values()))!r}: expected"):

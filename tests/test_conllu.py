@@ -42,6 +42,8 @@ def test_gzip(tmp_path):
         (line(1, "a") + "\n" + line(3, "b"), 2, "expected word number 2 of the sentence, found '3'"),
         (line(1, "a", upos="_"), 1, "'a' has no upos tag"),
         (line(1, ""), 1, "the word is missing"),
+        (line(1, " "), 1, "the word is missing"),
+        ("\t" * 9, 1, "expected word number 1"),
     ],
 )
 def test_errors(bad, number, expected):
@@ -52,8 +54,9 @@ def test_errors(bad, number, expected):
 
 
 def test_empty():
-    with pytest.raises(InputError, match="is empty"):
-        conllu_from_text("\n \n", "x.conllu")
+    for text in ("\n \n", "# nothing\n"):
+        with pytest.raises(InputError, match=r"no sentence in x.conllu"):
+            conllu_from_text(text, "x.conllu")
     with pytest.raises(InputError, match="tag is 'pos': expected upos or xpos"):
         read_conllu("x.conllu", tag="pos")
 

@@ -55,9 +55,38 @@ def test_a_word_tagged_as_punctuation_is_kept_in_f1_all():
     assert result.f1_all == 100
 
 
+@pytest.mark.parametrize("test", ['(S (`` ") (NP (NN a)) (VP (VB b)))', "(S (NP (NN a)) (VP (VB b)))"])
+def test_other_or_missing_punctuation_is_no_error(test):
+    result = scores("(S (`` ``) (NP (NN a)) (VP (VB b)))", test)
+    assert (result.all.f1, result.f1_all, result.all.errors) == (100, 100, 0)
+
+
+def test_traces_count_where_the_parameters_keep_them():
+    tree = "(S (NP (-NONE- *)) (VP (VB b)))"
+    result = scores(tree, tree, Parameters(delete=frozenset()))
+    assert (result.rows[0].gold, result.f1_all) == (3, 100)
+
+
+def test_crossing_on_either_side_extra_brackets_and_the_cut_off():
+    words = "(A a) (A b) (A c)"
+    left, right = "(S (X (A a) (A b)) (A c))", "(S (A a) (X (A b) (A c)))"
+    assert scores(left, right).rows[0].crossing == scores(right, left).rows[0].crossing == 1
+    assert scores(f"(S {words})", left).all.complete_match == 0
+    assert scores(left, f"(S {words})").all.complete_match == 0
+    long = [Tree("S", [Tree("A", ["a"])] * size) for size in (40, 41)]
+    result = evaluate(long, [long[0], Tree("X", list(long[1]))])
+    assert result.short.sentences == 1
+    assert (result.all.f1, result.figures()["f1_40"]) == (50, 100)
+
+
+def test_nothing_to_score():
+    with pytest.raises(InputError, match="no gold sentence"):
+        evaluate([], [])
+
+
 def test_no_parse_and_other_words_count_against_f1_all():
     gold = [Tree.fromstring(GOLD)] * 3
-    result = evaluate(gold, [Tree("", []), Tree.fromstring(GOLD.replace("meat", "bones")), gold[0]])
+    result = evaluate(gold, [None, Tree.fromstring(GOLD.replace("meat", "bones")), gold[0]])
     assert (result.all.sentences, result.all.skipped, result.all.errors, result.all.valid) == (3, 1, 1, 1)
     assert result.all.f1 == 100
     assert result.f1_all == pytest.approx(100 * 2 * 5 / (15 + 10))  # 5 of 15 gold and of 10 test brackets
@@ -100,7 +129,10 @@ def test_files_with_trees_over_several_lines_and_failed_parses(tmp_path):
     for text, status in (("\n" + GOLD + "\n", [2, 0]), (GOLD + "\n\n", [0, 2]), (GOLD + "\n" + GOLD + "\n\n", [0, 0])):
         test.write_text(text)
         assert [row.status for row in score(*read_pair(gold, test)).rows] == status
-    gold.write_text(GOLD + "\n\n\n")
+    for failure in ("(())", "(TOP )", "( (S))", "()"):
+        test.write_text(failure + "\n" + GOLD)
+        assert [row.status for row in score(*read_pair(gold, test)).rows] == [2, 0]
+    gold.write_text("  # indented\n" + GOLD + "\n\n\n")
     test.write_text(GOLD)
     assert score(*read_pair(gold, test)).all.f1 == 100
 
@@ -120,7 +152,7 @@ def test_parameter_files(tmp_path):
     parameters = read_parameters(path)
     assert parameters.cutoff == 10
     assert parameters.equal_labels == {("A", "B"), ("B", "A")}
-    for wrong in ("COTOFF_LEN 10", "EQ_LABEL A", "CUTOFF_LEN ten"):
+    for wrong in ("QUOTE_LABEL POS", "COTOFF_LEN 10", "EQ_LABEL A", "CUTOFF_LEN ten"):
         path.write_text(f"DEBUG 0\n{wrong}\n")
         with pytest.raises(InputError, match=f"my.prm, line 2: .*{wrong.split()[0]}"):
             read_parameters(path)

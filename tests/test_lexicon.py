@@ -37,7 +37,8 @@ def test_p_tag_given_word_by_hand():
     assert table[lexicon.unknown("cat", False)][n] == pytest.approx((1 + 0.5 / 2) / 1.5)
     assert other[n] == other[v] == pytest.approx(0.5)
     assert torch.allclose(table.sum(1), torch.ones(len(lexicon), dtype=torch.float64))
-    assert float(prior.sum()) == pytest.approx(1)
+    # 22 tokens, 2 samples of unseen words, and half a token for whatever else may come
+    assert prior.tolist() == pytest.approx([count / 24.5 for count in (12, 8, 1, 1, 1, 1, 0.5)])
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 10_000))
@@ -77,6 +78,29 @@ def test_lookup_keeps_the_shape_and_lets_gradients_through():
     assert value.grad.tolist() == [1.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize(("tokens", "weight"), [(9, 0.1), (10, 0.1), (11, 1e-4)])
+def test_a_word_is_rare_up_to_ten_occurrences_also_in_expected_counts(tokens, weight):
+    lexicon = Lexicon(("a",), (), "english")
+    shares = torch.rand(50, 4, generator=torch.Generator().manual_seed(tokens)).softmax(1)
+    for dtype in (torch.float32, torch.float64):
+        posterior = shares[:tokens].to(dtype)
+        counts = posterior.reshape(-1)
+        tags, _ = smoothed_tags(
+            lexicon, torch.zeros_like(counts, dtype=torch.int64), torch.arange(4).repeat(tokens), counts, 4
+        )
+        assert float(tags.weight[0]) == pytest.approx(weight / (tokens + weight), rel=1e-4)
+
+
+def test_a_signature_is_told_the_same_of_a_word_in_training_and_in_parsing():
+    told = []
+    register_signature("spy", lambda word, first, known: told.append((word, known)) or "x")
+    lexicon, _ = build_lexicon(treebank("a/X", "frog/X A/X"), "spy")
+    del told[:]
+    lexicon.unknown("frog", False), lexicon.unknown("toad", False), lexicon.unknown("Frog", False)
+    assert told == [("frog", False), ("toad", False), ("Frog", True)]
+    del SIGNATURES["spy"]
+
+
 def test_unseen_words_are_those_first_met_in_the_second_half():
     bank = treebank("a/X b/X", "a/X c/X", "d/Y a/X", "b/X E/Z d/Y")
     _, unseen = build_lexicon(bank)
@@ -101,6 +125,8 @@ def test_without_a_second_half_all_words_stand_in_for_the_unseen():
         ("state-owned", False, False, "<unknown>-lower-DASH-ed"),
         ("12.5", False, False, "<unknown>-DIGIT"),
         ("walks", False, False, "<unknown>-lower-s"),
+        ("dogs", False, False, "<unknown>-lower-s"),
+        ("tiny", False, False, "<unknown>-lower"),
         ("glass", False, False, "<unknown>-lower"),
         ("%%", False, False, "<unknown>"),
     ],

@@ -3,7 +3,7 @@ from hypothesis import given
 from nltk.tree import Tree
 from strategies import sentences
 
-from lvpcfg import InputError, normalise, read_trees
+from lvpcfg import InputError, binarise, evaluate, normalise, read_trees
 from lvpcfg.trees.normalise import bare_label, normalise_all
 from lvpcfg.trees.walk import is_preterminal, preorder
 
@@ -30,8 +30,9 @@ def test_nothing_but_traces_is_no_tree():
 
 
 def test_a_word_beside_a_constituent_is_refused():
-    with pytest.raises(InputError, match="'S'"):
-        normalise(Tree("S", [Tree("NN", ["dog"]), "barks"]))
+    for function in (normalise, binarise, lambda tree: evaluate([tree], [tree])):
+        with pytest.raises(InputError, match="the word 'b' under 'S' has no tag"):
+            function(Tree("S", [Tree("NN", ["dog"]), "b"]))
 
 
 def test_labels():

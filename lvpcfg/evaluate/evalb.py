@@ -3,8 +3,8 @@
 A sentence is its words and tags and a list of brackets over word positions. EVALB removes the words
 whose tags are in DELETE_LABEL (punctuation), each tree by its own tags, so that a wrong punctuation
 tag leaves two sentences of different lengths and the pair is dropped as an error. `f1_all`
-therefore removes words from both trees by the gold tags, and counts every sentence; one whose words
-differ, or that has no parse at all, counts as having matched nothing.
+therefore removes words from both trees by the gold tags, and counts every sentence; one whose other
+words differ, or that has no parse at all, counts as having matched nothing.
 
 One thing differs on purpose: a wrapper on top (no label, TOP or ROOT) is never a bracket, whatever
 the parameters say.
@@ -17,9 +17,9 @@ from itertools import accumulate
 
 from nltk.tree import Tree
 
-from lvpcfg.errors import InputError, show
+from lvpcfg.errors import InputError
 from lvpcfg.trees.normalise import TRACE_TAG, WRAPPERS
-from lvpcfg.trees.walk import is_preterminal
+from lvpcfg.trees.walk import is_preterminal, require_tags
 
 Pairs = frozenset[tuple[str, str]]
 VALID, ERROR, SKIP = 0, 1, 2
@@ -123,9 +123,10 @@ class Scores:
         }
 
 
-def evaluate(gold: Sequence[Tree], test: Sequence[Tree], parameters: Parameters = COLLINS) -> Scores:
-    """Scores test trees against gold trees, pair by pair; a test tree without words is a failed parse."""
-    return score([sentence([tree]) for tree in gold], [sentence([tree]) for tree in test], parameters)
+def evaluate(gold: Sequence[Tree], test: Sequence[Tree | None], parameters: Parameters = COLLINS) -> Scores:
+    """Scores test trees against gold trees, pair by pair; None, or a tree without words, is a failed parse."""
+    tests = [sentence([] if tree is None else [tree]) for tree in test]
+    return score([sentence([tree]) for tree in gold], tests, parameters)
 
 
 def score(gold: Sequence[Sentence], test: Sequence[Sentence], parameters: Parameters = COLLINS) -> Scores:
@@ -134,13 +135,15 @@ def score(gold: Sequence[Sentence], test: Sequence[Sentence], parameters: Parame
             f"there are {len(gold)} gold and {len(test)} test sentences: expected one test tree for each "
             "gold tree, with an empty line where a sentence has no parse."
         )
+    if not gold:
+        raise InputError("there is no gold sentence to score against.")
     pairs = list(zip(gold, test, strict=True))
     rows = [_row(number, one, other, parameters) for number, (one, other) in enumerate(pairs, start=1)]
     return Scores(
         rows=rows,
         all=summarise(rows),
         short=summarise([row for row in rows if row.length <= parameters.cutoff]),
-        f1_all=_f1_all(pairs, parameters),
+        f1_all=_f1_all(pairs, rows, parameters),
         cutoff=parameters.cutoff,
     )
 
@@ -159,9 +162,8 @@ def sentence(forest: Iterable[Tree]) -> Sentence:
         elif is_preterminal(item):
             words.append(item[0])
             tags.append(item.label())
-        elif isinstance(item, str):
-            raise InputError(f"the word {show(item)} has no tag of its own: expected (TAG word).")
         else:
+            require_tags(item)
             todo.append(len(brackets))
             brackets.append((evalb_label(item.label()), len(words), -1))
             todo.extend(reversed(item))
@@ -180,6 +182,7 @@ def _without_wrappers(forest: Iterable[Tree]) -> list[Tree]:
     while todo:
         tree = todo.pop()
         if isinstance(tree, Tree) and tree.label() in WRAPPERS and not is_preterminal(tree):
+            require_tags(tree)
             todo.extend(reversed(tree))
         else:
             roots.append(tree)
@@ -248,21 +251,24 @@ def _equal(one: str, other: str, pairs: Pairs) -> bool:
     return one == other or (one, other) in pairs
 
 
-def _f1_all(pairs: Iterable[tuple[Sentence, Sentence]], parameters: Parameters) -> float:
+def _f1_all(pairs: Sequence[tuple[Sentence, Sentence]], rows: Sequence[Row], parameters: Parameters) -> float:
     matched = golds = tests = 0
-    for gold, test in pairs:
-        gold, test = (side.without([tag == TRACE_TAG for tag in side.tags]) for side in (gold, test))
-        same = len(gold.words) == len(test.words) and all(
-            _equal(one, other, parameters.equal_words) for one, other in zip(gold.words, test.words, strict=True)
+    for (gold, test), row in zip(pairs, rows, strict=True):
+        if TRACE_TAG in parameters.delete:
+            gold, test = (side.without([tag == TRACE_TAG for tag in side.tags]) for side in (gold, test))
+        alike = len(gold.words) == len(test.words) and all(
+            tag in parameters.delete or _equal(one, other, parameters.equal_words)
+            for one, other, tag in zip(gold.words, test.words, gold.tags, strict=True)
         )
-        gold_tags = gold.tags
-        gold, test = (
-            _reduced(gold, gold_tags, parameters),
-            _reduced(test, gold_tags if same else test.tags, parameters),
-        )
-        matched += _matched(gold, test, parameters) if same else 0
-        golds += len(gold.brackets)
-        tests += len(test.brackets)
+        if alike:
+            gold, test = (_reduced(side, gold.tags, parameters) for side in (gold, test))
+            matched += _matched(gold, test, parameters)
+            golds, tests = golds + len(gold.brackets), tests + len(test.brackets)
+        elif row.status == VALID:  # punctuation was left out: EVALB's own count stands
+            matched, golds, tests = matched + row.matched, golds + row.gold, tests + row.test
+        else:
+            golds += len(_reduced(gold, gold.tags, parameters).brackets)
+            tests += len(_reduced(test, test.tags, parameters).brackets)
     return _f1(percent(matched, golds), percent(matched, tests))
 
 

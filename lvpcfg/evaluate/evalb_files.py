@@ -1,10 +1,13 @@
-"""EVALB's files: parameters and sentences in, its report out, to the letter."""
+"""EVALB's files: parameters and sentences in, its report out, to the letter (but 0.00 for its nan)."""
+
+import re
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.evaluate.evalb import COLLINS, VALID, Pairs, Parameters, Scores, Sentence, add_up, percent, sentence
 from lvpcfg.files import PathLike, read_text
-from lvpcfg.trees.brackets import trees_from_text
+from lvpcfg.trees.brackets import COMMENT, trees_from_text
 
+WORDLESS = re.compile(r"(?:\s*\(\s*[^\s()]*|\s*\))*\s*", re.ASCII)  # brackets and labels alone
 NUMBERS = ("DEBUG", "MAX_ERROR", "CUTOFF_LEN", "LABELED")
 KEYWORDS = dict.fromkeys((*NUMBERS, "DELETE_LABEL", "DELETE_LABEL_FOR_LENGTH"), 1) | {"EQ_LABEL": 2, "EQ_WORD": 2}
 RULE = "=" * 76
@@ -16,16 +19,21 @@ HEADER = [
 
 
 def read_sentences(path: PathLike) -> list[Sentence]:
-    """The sentences of a bracket file: one a line, an empty line for a failed parse.
+    """The sentences of a bracket file: one a line, an empty line or (()) for a failed parse.
 
     A file whose lines are not trees by themselves is read as trees over several lines.
     """
     text = read_text(path)
-    lines = [line for line in text.removesuffix("\n").split("\n") if not line.startswith("#")]
+    lines = [line for line in text.removesuffix("\n").split("\n") if not COMMENT.match(line)]
     try:
-        return [sentence(trees_from_text(line) if line.strip() else []) for line in lines]
+        return [sentence([] if _is_failure(line) else trees_from_text(line)) for line in lines]
     except InputError:
         return [sentence([tree]) for tree in trees_from_text(text, str(path))]
+
+
+def _is_failure(line: str) -> bool:
+    """Nothing, or balanced brackets without a word in them."""
+    return line.count("(") == line.count(")") and WORDLESS.fullmatch(line) is not None
 
 
 def read_pair(gold: PathLike, test: PathLike) -> tuple[list[Sentence], list[Sentence]]:
@@ -45,6 +53,8 @@ def read_parameters(path: PathLike) -> Parameters:
         if line.startswith("#") or not line.strip():
             continue
         name, *arguments = line.split()
+        if name == "QUOTE_LABEL":
+            raise InputError(f"{path}, line {number}: QUOTE_LABEL is not supported; f1_all is right about quotes.")
         if name not in KEYWORDS or len(arguments) != KEYWORDS[name]:
             known = ", ".join(f"{keyword} with {count}" for keyword, count in KEYWORDS.items())
             raise InputError(f"{path}, line {number}: {show(line)} is no EVALB parameter: expected {known} value(s).")

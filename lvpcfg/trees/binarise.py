@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from nltk.tree import Tree
 
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.trees.walk import is_preterminal, rebuild
+from lvpcfg.trees.walk import is_preterminal, rebuild, require_tags
 
 INTERMEDIATE, CHAIN, PARENT, SIBLING = "@", "+", "^", "|"
 MARKS = re.compile(r"[%+^|]|^@")
@@ -37,7 +37,8 @@ class Binarisation:
         expect("direction", self.direction, ("right", "left"))
         expect("vertical", self.vertical, (1, 2))
         expect("unaries", self.unaries, ("collapse", "keep"))
-        if not (self.horizontal == math.inf or (self.horizontal >= 0 and self.horizontal == int(self.horizontal))):
+        order = self.horizontal
+        if not isinstance(order, (int, float)) or order < 0 or not (order == math.inf or order == int(order)):
             raise InputError(f"horizontal is {show(self.horizontal)}: expected 0, 1, 2, ... or inf.")
 
 
@@ -51,6 +52,7 @@ def binarise(tree: Tree, scheme: Binarisation = RIGHT) -> Tree:
         label = _encode(node.label())
         if is_preterminal(node):
             return Tree(label, children)
+        require_tags(node)
         finished = [_finish(child, label, scheme) for child in children]
         if scheme.unaries == "collapse" and len(finished) == 1 and node is not tree:
             (child,) = finished

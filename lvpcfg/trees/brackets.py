@@ -15,6 +15,7 @@ from nltk.tree import Tree
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_text, write_text
+from lvpcfg.trees.walk import is_preterminal
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ TOKEN = re.compile(
     re.ASCII,
 )
 SPACE = re.compile(r"\s+", re.ASCII)
-TREE_AT_LINE_START = re.compile(r"^\(", re.MULTILINE)
-COMMENT = ("#", "*x*")
+CLOSERS = re.compile(r"[\s)]*", re.ASCII)
+COMMENT = re.compile(r"[ \t]*(#|\*x\*)")
 ESCAPED = str.maketrans({"(": "-LRB-", ")": "-RRB-"})
 
 UNCLOSED = "this bracket is never closed"
@@ -43,28 +44,35 @@ OnError = str | Callable[[InputError], None]
 def read_trees(path: PathLike, on_error: OnError = "raise") -> list[Tree]:
     """All trees of a bracket file (plain or gzip, UTF-8), in order.
 
-    Trees may share a line or span many; lines that begin with ``#`` between trees are comments.
-    Several words in one bracket, ``(NN New York)``, are one word, ``New_York``.
+    Trees may share a line or span many; lines between trees that begin with ``#`` (or ``*x*``, as in
+    old Penn headers) are comments. Several words in one bracket, ``(NN New York)``, are one word,
+    ``New_York``; how many were joined is logged.
+
     `on_error` is "raise", "skip" (malformed trees are left out; how many is logged), or a
-    function that is called with each error.
+    function that is called with each error. Behind a bracket that is never closed, each line that
+    begins with a bracket, indented no deeper, begins a tree.
     """
     return trees_from_text(read_text(path), str(path), on_error)
 
 
 def trees_from_text(text: str, name: str = "text", on_error: OnError = "raise") -> list[Tree]:
     """As `read_trees`, for text in memory; `name` stands for the file in error messages."""
-    trees: list[Tree] = []
-    seen, line = 0, 1  # lines are counted from problem to problem, not each time from the top
+    scanner = _Scanner(text)
+    seen, line, problems = 0, 1, 0  # lines are counted from problem to problem, not each time from the top
     with handling(on_error, name) as report:
         with garbage_collection_paused():
-            for problem in _problems(text, trees):
+            for problem in scanner.problems():
                 here = problem.where
                 line += text.count("\n", seen, here) if here >= seen else -text.count("\n", here, seen)
-                seen = here
+                seen, problems = here, problems + 1
                 report(InputError(f"{name}, line {line}: {problem.message}: {_around(text, here)}"))
-        if not trees and not text.strip():
-            report(InputError(f"{name} is empty: expected trees such as (S (NP (NN time)) (VP (VBZ flies)))."))
-    return trees
+        if not scanner.trees and not problems:
+            report(
+                InputError(f"there is no tree in {name}: expected some, such as (S (NP (NN time)) (VP (VBZ flies))).")
+            )
+    if scanner.joined:
+        log.warning("%s: joined the words of %d brackets, as in %s", name, len(scanner.joined), scanner.joined[0])
+    return scanner.trees
 
 
 def write_trees(trees: Iterable[Tree], path: PathLike) -> None:
@@ -83,6 +91,8 @@ def format_tree(tree: Tree) -> str:
         elif isinstance(item, str):
             pieces.append(f" {_token(item)}")
         else:
+            if is_preterminal(item) and not (item.label() and item[0]):
+                raise InputError(f"cannot write {show(item)} as a bracketed tree: its tag or its word is empty.")
             pieces.append(f" ({_token(item.label())}" if pieces else f"({_token(item.label())}")
             todo.append(None)
             todo.extend(reversed(item))
@@ -136,66 +146,83 @@ class _Problem(NamedTuple):
     where: int
     message: str
     resume: int
-    in_tree: bool
 
 
-def _problems(text: str, trees: list[Tree]) -> Iterator[_Problem]:
-    """Appends the trees of `text` to `trees`; yields each problem, then goes on behind it."""
-    position, by_line = 0, False
-    while position < len(text):
-        # Behind a malformed tree, which may have swallowed others, a line that begins with "(" begins a tree.
-        end = _next_tree(text, position + 1) if by_line else len(text)
-        problem = _scan(text, position, end, trees)
-        if problem is None:
-            position = end
-        else:
-            by_line |= problem.in_tree
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.trees: list[Tree] = []
+        self.joined: list[str] = []  # words made of several
+
+    def problems(self) -> Iterator[_Problem]:
+        """Collects the trees; yields each problem on the way, then goes on behind it."""
+        position = 0
+        begins_tree: re.Pattern[str] | None = None
+        while position < len(self.text):
+            end = len(self.text) if begins_tree is None else self.find(begins_tree, position + 1)
+            problem = self.scan(position, end)
+            if problem is None:
+                position = end
+                continue
             position = problem.resume
+            if problem.message is UNCLOSED:
+                # It may have swallowed the trees behind it: from here on, take them line by line.
+                begins_tree = begins_tree or self.pattern_of_line(problem.where)
+                position = self.find(begins_tree, problem.where + 1)
             yield problem
 
+    def pattern_of_line(self, position: int) -> re.Pattern[str]:
+        """Finds the lines that begin with a bracket and are indented no deeper than this one."""
+        before = self.text[self.text.rfind("\n", 0, position) + 1 : position]
+        return re.compile(rf"^[ \t]{{0,{len(before) - len(before.lstrip())}}}\(", re.MULTILINE)
 
-def _scan(text: str, position: int, end: int, trees: list[Tree]) -> _Problem | None:
-    """Appends the trees in text[position:end] to `trees`, up to the first problem."""
-    parents: list[Any] = []  # the open brackets around `node`, and `trees` at the bottom
-    node: Any = trees
-    begin = position
-    while True:
-        for match in TOKEN.finditer(text, position, end):
-            label, word, several, close, bare = match.groups()
-            if word:
-                node.append(Tree(label, (word,)))
-            elif close:
-                if not parents:
-                    return _Problem(match.start(), STRAY, match.end(), in_tree=False)
-                child, node = node, parents.pop()
-                # Some treebanks mark a dropped subject by a bracket with a label and nothing in it.
-                if not child and (not parents or not child.label()):
-                    return _Problem(match.start(), EMPTY, _next_tree(text, begin + 1), in_tree=True)
-                node.append(child)
-            elif several:
-                node.append(Tree(label, (SPACE.sub("_", several),)))
-            elif not bare:
-                if not parents:
-                    begin = match.start()
-                parents.append(node)
-                node = Tree(label, ())
-            elif parents:
-                return _Problem(match.start(), UNTAGGED, _next_tree(text, begin + 1), in_tree=True)
-            elif bare.startswith(COMMENT):
-                position = text.find("\n", match.end(), end)
-                break
+    def find(self, pattern: re.Pattern[str], position: int) -> int:
+        found = pattern.search(self.text, position)
+        return found.start() if found else len(self.text)
+
+    def scan(self, position: int, end: int) -> _Problem | None:
+        """Collects the trees in text[position:end], up to the first problem."""
+        text = self.text
+        parents: list[Any] = []  # the open brackets around `node`, the list of trees at the bottom
+        node: Any = self.trees
+        begin = position  # of the tree that is open
+        fault: tuple[int, str] | None = None  # the first one in it
+        while True:
+            for match in TOKEN.finditer(text, position, end):
+                label, word, several, close, bare = match.groups()
+                if word:
+                    node.append(Tree(label, (word,)))
+                elif close:
+                    if not parents:
+                        run = CLOSERS.match(text, match.start(), end)
+                        return _Problem(match.start(), STRAY, run.end() if run else end)
+                    child, node = node, parents.pop()
+                    # Some treebanks mark a dropped subject by a bracket with a label and nothing in it.
+                    if not child and (not parents or not child.label()):
+                        fault = fault or (match.start(), EMPTY)
+                    if fault and not parents:
+                        return _Problem(*fault, resume=match.end())
+                    node.append(child)
+                elif several:
+                    self.joined.append(SPACE.sub("_", several))
+                    node.append(Tree(label, (self.joined[-1],)))
+                elif not bare:
+                    if not parents:
+                        begin = match.start()
+                    parents.append(node)
+                    node = Tree(label, ())
+                elif parents:
+                    fault = fault or (match.start(), UNTAGGED)
+                elif COMMENT.match(text, text.rfind("\n", 0, match.start()) + 1):
+                    position = text.find("\n", match.end(), end)
+                    break
+                else:
+                    bracket = text.find("(", match.end(), end)
+                    return _Problem(match.start(), OUTSIDE, bracket if bracket >= 0 else end)
             else:
-                bracket = text.find("(", match.end(), end)
-                return _Problem(match.start(), OUTSIDE, bracket if bracket >= 0 else end, in_tree=False)
-        else:
-            return _Problem(begin, UNCLOSED, _next_tree(text, begin + 1), in_tree=True) if parents else None
-        if position < 0:
-            return None
-
-
-def _next_tree(text: str, position: int) -> int:
-    found = TREE_AT_LINE_START.search(text, position)
-    return found.start() if found else len(text)
+                return _Problem(begin, UNCLOSED, end) if parents else None
+            if position < 0:
+                return None
 
 
 def _token(text: str) -> str:

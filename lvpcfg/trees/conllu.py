@@ -29,19 +29,19 @@ def conllu_from_text(
     sentences: list[TaggedSentence] = []
     with handling(on_error, name) as report:
         current: TaggedSentence = []
-        broken = False
+        broken = any_broken = False
         for number, line in enumerate([*text.split("\n"), ""], start=1):
-            if not line.strip():
+            if not line.strip(" "):
                 if current and not broken:
                     sentences.append(current)
                 current, broken = [], False
             elif not line.startswith("#") and not broken:
                 problem = _add(current, line, tag)
                 if problem:
-                    broken = True
+                    broken = any_broken = True
                     report(InputError(f"{name}, line {number}: {problem}"))
-        if not sentences and not text.strip():
-            report(InputError(f"{name} is empty: expected sentences in CoNLL-U format."))
+        if not sentences and not any_broken:
+            report(InputError(f"there is no sentence in {name}: expected some in CoNLL-U format."))
     return sentences
 
 
@@ -55,7 +55,7 @@ def _add(sentence: TaggedSentence, line: str, tag: str) -> str | None:
     if columns[0] != str(len(sentence) + 1):
         return f"expected word number {len(sentence) + 1} of the sentence, found {show(columns[0])} in {show(line)}."
     word, word_tag = columns[1], columns[COLUMNS[tag]]
-    if not word:
+    if not word.strip():
         return f"the word is missing in {show(line)}."
     if not word_tag or word_tag == "_":
         return f"the word {show(word)} has no {tag} tag: its column {COLUMNS[tag] + 1} is {show(word_tag)}."

@@ -53,7 +53,8 @@ class Lexicon:
         return self._classes.get(self.class_of(word, first), len(self) - 1)
 
     def class_of(self, word: str, first: bool) -> str:
-        return get_signature(self.signature)(word, first, word.lower() in self._words)
+        lower = word.lower()
+        return get_signature(self.signature)(word, first, lower != word and lower in self._words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +140,7 @@ def smoothed_tags(
     unseen = unseen / unseen.sum()
 
     added = torch.full_like(total, RARE_WEIGHT)  # k
-    added[total > RARE] = COMMON_WEIGHT
+    added[total.round() > RARE] = COMMON_WEIGHT  # expected counts of one word add up to a whole number
     added[is_class] = UNKNOWN_WEIGHT
     row = torch.searchsorted(entry, torch.arange(len(lexicon) + 1, device=entry.device))
     table = LexicalTable(

@@ -12,8 +12,7 @@ from typing import Any
 
 from nltk.tree import Tree
 
-from lvpcfg.errors import InputError, show
-from lvpcfg.trees.walk import is_preterminal, rebuild
+from lvpcfg.trees.walk import is_preterminal, rebuild, require_tags
 
 TOP = "TOP"
 WRAPPERS = frozenset({"", "TOP", "ROOT"})
@@ -48,11 +47,10 @@ def _normalise_node(node: Tree, children: list[Any]) -> Tree | None:
     label = bare_label(node.label())
     if is_preterminal(node):
         return None if label == TRACE_TAG or node[0] == TRACE_WORD else Tree(label, children)
+    require_tags(node)
     kept = [child for child in children if child is not None]
     if not kept:
         return None
-    if any(isinstance(child, str) for child in kept):
-        raise InputError(f"the constituent {show(node.label())} holds a word without a tag of its own: {show(kept)}.")
     if len(kept) == 1 and kept[0].label() == label:
         return kept[0]
     return Tree(label, kept)

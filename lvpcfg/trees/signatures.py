@@ -4,23 +4,25 @@
 no language: the shape of the word and its last letters. Bring your own with `register_signature`.
 """
 
+import re
 from collections.abc import Callable
 
 from lvpcfg.errors import InputError, show
 
-# (word, is it the first of its sentence, is its lower-cased form a known word) -> class
+# (word, is it the first of its sentence, is its lower-cased form another, known word) -> class
 Signature = Callable[[str, bool, bool], str]
 
-SUFFIXES = ("ing", "ion", "est", "ity", "ed", "er", "ly", "al", "s", "y")
+SUFFIXES = ("ing", "ion", "est", "ity", "ed", "er", "ly", "al", "y")
 
 
 def english(word: str, first: bool, lower_known: bool) -> str:
-    parts = [_shape(word, first, lower_known)]
-    if len(word) >= 5 and not word[-1].isdigit() and not word.isupper():
-        lower = word.lower()
-        if not lower.endswith(("ss", "us", "is")):
-            parts += [next((suffix for suffix in SUFFIXES if lower.endswith(suffix)), "")]
-    return "-".join(part for part in parts if part)
+    shape, lower = _shape(word, first, lower_known), word.lower()
+    if word.isupper():
+        return shape
+    if len(word) >= 3 and re.search("[^siu]s$", lower):
+        return shape + "-s"
+    ending = next((suffix for suffix in SUFFIXES if lower.endswith(suffix)), None)
+    return f"{shape}-{ending}" if ending and len(word) >= 5 else shape
 
 
 def suffix(word: str, first: bool, lower_known: bool) -> str:

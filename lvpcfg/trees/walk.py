@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 from nltk.tree import Tree
 
+from lvpcfg.errors import InputError, show
+
 Result = TypeVar("Result")
 
 
@@ -29,8 +31,15 @@ def rebuild(tree: Tree, make: Callable[[Tree, list[Any]], Result]) -> Result:
     return done.pop()
 
 
-def is_preterminal(node: Tree) -> bool:
-    return len(node) == 1 and isinstance(node[0], str)
+def is_preterminal(node: Tree | str) -> bool:
+    return isinstance(node, Tree) and len(node) == 1 and isinstance(node[0], str)
+
+
+def require_tags(node: Tree) -> None:
+    """Refuses a node with a word as its daughter, unless the node is that word's tag."""
+    for child in node:
+        if isinstance(child, str) and not is_preterminal(node):
+            raise InputError(f"the word {show(child)} under {show(node.label())} has no tag: expected (TAG word).")
 
 
 def tagged_words(tree: Tree) -> list[tuple[str, str]]:
