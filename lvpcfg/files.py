@@ -4,7 +4,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lvpcfg.errors import InputError, show
@@ -52,22 +52,30 @@ def writing(path: PathLike) -> Iterator[None]:
         raise InputError(f"cannot write {show(os.fspath(path), 200)}: {reason}.") from None
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Writes the file and waits until its bytes are on the disk."""
-    with path.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def write_text(path: PathLike, text: str) -> None:
-    """Writes UTF-8 text; until all of it is on the disk, the old file stays as it was."""
-    path = Path(path)
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file; until all of it is on the disk, the old file stays as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(temporary, text.encode("utf-8"))
+            with temporary.open("wb") as stream:
+                stream.write(data)
+                _sync(stream.fileno())
             os.replace(temporary, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                _sync(folder)  # and the new name is
+            finally:
+                os.close(folder)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_text(path: PathLike, text: str) -> None:
+    with writing(path):
+        write_bytes(Path(path), text.encode("utf-8"))
+
+
+def _sync(descriptor: int) -> None:
+    with suppress(OSError):  # some file systems and folders cannot
+        os.fsync(descriptor)

@@ -24,6 +24,10 @@ def schema():
     job_config.register()
 
 
+def test_every_job_is_known_to_the_check():
+    assert list(JOBS) == list(job_config.JOBS)
+
+
 def run(job, folder, **options):
     """Runs a job in this process; returns its figures and what it printed."""
     settings = {
@@ -37,6 +41,7 @@ def run(job, folder, **options):
     }
     printed = StringIO()
     result = Run(folder, Console(file=printed, width=120))
+    result.begin("")
     JOBS[job](Config(job=job, **(settings | options)), result)
     result.finish()
     return result.result, printed.getvalue()
@@ -60,6 +65,16 @@ def command(*arguments, cwd):
         (["hydra.run.dri=x"], "did you mean 'hydra.run.dir'?"),
         (["qqqqqqqq=1"], "there is no option 'qqqqqqqq'; see --help."),
         (["+extra=1"], "there is no option 'extra'"),
+        (["+job=train"], "leave out the +"),
+        (["~job=demo"], "'~job=demo' is no option"),
+        (["estimator@foo=count"], "there is no option"),
+        (["--cfg", "job", "jobb=train"], "did you mean 'job'?"),
+        (["--help", "job"], "'job' is no option"),
+        (["data.train=a.mrg"], "job=demo does not use 'data.train': it is an option of job=train."),
+        (["job=train", "gold=a.mrg"], "job=train does not use 'gold': it is an option of job=evaluate."),
+        (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=demo or job=train."),
+        (["job=train", "data=${job}"], "does not fit"),
+        (["data.train=año.mrg"], "letters beyond ASCII"),
         (["binarisation.vertical=two"], "'two' of type 'str' could not be converted to Integer"),
         (["binarisation.vertical=3"], "vertical is 3: expected 1 or 2."),
         (["binarisation.direction=up"], "direction is 'up': expected right or left."),
@@ -67,7 +82,7 @@ def command(*arguments, cwd):
         (["job=tain"], "job is 'tain': expected demo, train or evaluate."),
         (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count."),
         (["signature=klingon"], "there is no word signature 'klingon': expected english or suffix"),
-        (["data.on_error=ignore"], "data.on_error is 'ignore': expected raise or skip."),
+        (["job=train", "data.on_error=ignore"], "data.on_error is 'ignore': expected raise or skip."),
         (["train"], "'train' is no option: expected key=value, such as job=train."),
         (["data.train=[a"], "'data.train=[a' cannot be read"),
         (["data.train=a=b"], "goes in quotes"),
@@ -91,6 +106,8 @@ def test_wrong_options_get_one_sentence(arguments, expected):
         ["job=evaluate", "gold=a b.mrg", 'test="/x/y=z,1.mrg"'],
         ["--help"],
         ["--cfg", "job", "job=train"],
+        ["hydra/job_logging=none"],
+        ["++hydra.job.env_set.FOO=1"],
     ],
 )
 def test_right_options_pass(arguments):
@@ -112,6 +129,7 @@ def test_errors_from_the_command_line(tmp_path):
     for arguments, expected in (
         (["job=tain"], "job is 'tain'"),
         (["job=train", "data.train=none.mrg"], "cannot read 'none.mrg': no such file"),
+        (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
     ):
         done = command(*arguments, cwd=tmp_path)
         assert done.returncode == 1
@@ -119,6 +137,13 @@ def test_errors_from_the_command_line(tmp_path):
         assert expected in done.stderr
         assert done.stderr.count("\n") == 1
         assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_costs_no_work(tmp_path):
+    line = f"{sys.executable} {ROOT / 'run.py'} job=train 'hydra.run.dir=\"[bold]x\"' | head -1"
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True)
+    assert len(Model.load(tmp_path / "[bold]x/model").grammar.states) > 10
+    assert "trees" in json.loads((tmp_path / "[bold]x/result.json").read_text())
 
 
 def test_a_sweep_makes_a_run_for_each_value(tmp_path):
@@ -148,7 +173,7 @@ def test_train_on_a_file_that_is_partly_broken(tmp_path):
     with (tmp_path / "bank.mrg").open("a") as stream:
         stream.write("(S (NN dog)\n" * 7)
     result, printed = run("train", tmp_path / "out", train=str(tmp_path / "bank.mrg"), on_error="skip")
-    assert (result["trees"], result["skipped"]) == (50, 7)
+    assert (result["trees"], result["malformed"]) == (50, 7)
     assert printed.count("never closed") == 5
     assert "and 2 more" in printed
 
@@ -163,6 +188,13 @@ def test_evaluate_writes_figures_and_evalbs_report(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text()) == result
     assert "Bracketing FMeasure       = 100.00" in (tmp_path / "evalb.txt").read_text()
     assert "100.00" in printed
+
+
+def test_a_failed_run_leaves_no_figures_of_an_earlier_one(tmp_path):
+    run("train", tmp_path)
+    with pytest.raises(InputError):
+        run("train", tmp_path, train="none.mrg")
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_evaluate_needs_both_files(tmp_path):

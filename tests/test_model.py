@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -163,7 +164,6 @@ def test_missing_folder_and_files(folder, tmp_path):
         '{"format": "lvpcfg", "version": NaN}',
         "9" * 5000,
     ],
-    ids=str,
 )
 def test_damaged_or_foreign_json(folder, text):
     (folder / "model.json").write_bytes(text.encode("latin-1"))
@@ -187,16 +187,25 @@ def test_missing_keys(folder, key):
     ("change", "expected"),
     [
         ({"states": [2, 3, 1]}, "4 symbols but 3 numbers of states"),
-        ({"states": [2, 3, 1, 10**30]}, "lexical.backoff"),
+        ({"states": [2, 3, 1, 10**30]}, "'states'"),
+        ({"states": [2, 3, 1, 10**6]}, "'root' has 10 numbers, expected 1000006"),
         ({"states": [2, 3, 1, -4]}, "'states'"),
         ({"states": [2, 3, 1, 4.5]}, "'states'"),
         ({"states": [2, 3, 1, True]}, "'states'"),
         ({"words": ["dog", "dog"]}, "'words'"),
         ({"words": ["dog", 3]}, "'words'"),
-        ({"words": ["dog"]}, "lexical.row"),
+        ({"words": ["dog"]}, "lexical.weight"),
         ({"binary_rules": [[0, 1, 9]]}, "[0, 1, 9]"),
         ({"binary_rules": [[0, 1]]}, "[0, 1]"),
         ({"binary_rules": [[0, 2, 1]]}, "'binary'"),
+        ({"binary_rules": [[2, 0, 1]]}, "[2, 0, 1]"),
+        ({"unary_rules": [[0, 1], [0, 1]]}, "twice"),
+        ({"version": 0}, "no format 0"),
+        ({"version": 10**400}, "newer lvpcfg"),
+        (
+            {"binarisation": {"direction": "right", "horizontal": 0, "vertical": True, "unaries": "keep"}},
+            "'binarisation'",
+        ),
         ({"unary_rules": [[0, -1]]}, "[0, -1]"),
         ({"binarisation": {"direction": "up", "horizontal": 0}}, "'binarisation'"),
         ({"binarisation": {"horizontal": 0, "code": "os.system"}}, "'binarisation'"),
@@ -207,28 +216,26 @@ def test_missing_keys(folder, key):
 )
 def test_wrong_values(folder, change, expected):
     edit(folder, **change)
-    if "signature" in change:
-        with pytest.raises(InputError, match="no word signature"):
-            Model.load(folder)
-    else:
-        refused(folder, expected)
+    assert len(refused(folder, expected)) < 600
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         ({"root": None}, "lacks the tensor 'root'"),
-        ({"root": torch.zeros(3)}, "'root' has the shape (3,), expected 10 numbers"),
+        ({"root": torch.zeros(3)}, "'root' has 3 numbers, expected 10"),
         ({"root": torch.zeros(10, 1)}, "'root' has the shape (10, 1)"),
         ({"root": torch.full((10,), math.nan)}, "'root' holds numbers that are not finite"),
         ({"root": torch.full((10,), math.inf)}, "'root' holds numbers that are not finite"),
         ({"root": torch.zeros(10, dtype=torch.float16)}, "'root' is of type torch.float16"),
+        ({"binary": torch.zeros(48, dtype=torch.float32)}, "'binary' is of type torch.float32"),
+        ({"lexical__row": torch.tensor([0, 2**62, -(2**63), -(2**62), 6])}, "does not divide"),
         ({"lexical__row": torch.tensor([0, 2, 9, 6, 6])}, "does not divide"),
         ({"lexical__row": torch.tensor([0, 2, 5, 5, 5])}, "does not divide"),
         ({"lexical__row": torch.tensor([1, 2, 6, 6, 6])}, "does not divide"),
         ({"lexical__state": torch.tensor([0, 1, 1, 2, 3, 99])}, "outside of 0 .. 4"),
         ({"lexical__state": torch.tensor([0, 1, 1, 2, 3, -1])}, "outside of 0 .. 4"),
-        ({"lexical__value": torch.zeros(5, dtype=torch.float64)}, "'lexical.value' has the shape (5,)"),
+        ({"lexical__value": torch.zeros(5, dtype=torch.float64)}, "'lexical.value' has 5 numbers"),
     ],
 )
 def test_wrong_tensors(folder, change, expected):
@@ -263,23 +270,51 @@ def test_saving_where_nothing_can_be_written(tmp_path):
         random_model().save(tmp_path / "file")
 
 
-@pytest.mark.parametrize("moment", ["write_synced", "write_text", "os"])
-def test_a_save_that_is_cut_off_leaves_the_old_model_or_the_new_one(folder, monkeypatch, moment):
-    old, new = random_model(), random_model(seed=1, states=(1, 2, 3, 1))
+@pytest.fixture
+def cut_off(monkeypatch):
+    """Saves a model, but dies when it comes to a given step."""
 
     def die(*_):
         raise KeyboardInterrupt
 
-    die.replace = die  # for the module os
+    die.path, die.replace = os.path, die  # for the step "os", which is os.replace
 
-    with monkeypatch.context() as patch:
-        patch.setattr(f"lvpcfg.grammar.model.{moment}", die)
-        with pytest.raises(KeyboardInterrupt):
-            new.save(folder)
-    assert_same(Model.load(folder), new if moment == "os" else old)
-    new.save(folder)
-    assert_same(Model.load(folder), new)
+    def save(model, folder, step):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"lvpcfg.grammar.model.{step}", die)
+            with pytest.raises(KeyboardInterrupt):
+                model.save(folder)
+
+    return save
+
+
+@pytest.mark.parametrize(("step", "survivor"), [("write_bytes", "old"), ("write_text", "old"), ("os", "new")])
+def test_a_save_that_is_cut_off_leaves_the_old_model_or_the_new_one(folder, cut_off, step, survivor):
+    models = {"old": random_model(), "new": random_model(seed=1, states=(1, 2, 3, 1))}
+    cut_off(models["new"], folder, step)
+    assert_same(Model.load(folder), models[survivor])
+    for again in ("write_bytes", "write_text"):
+        cut_off(models["old"], folder, again)
+        assert_same(Model.load(folder), models[survivor])
+    models["new"].save(folder)
+    assert_same(Model.load(folder), models["new"])
     assert sorted(os.listdir(folder)) == ["model.json", "model.safetensors"]
+
+
+def test_what_could_not_be_loaded_is_not_saved(folder):
+    model = random_model(seed=1)
+    nan = replace(model.grammar, root=model.grammar.root * math.nan)
+    for bad, expected in (
+        (replace(model, provenance={"loss": math.nan}), "provenance"),
+        (replace(model, provenance={1: (1, 2)}), "provenance"),
+        (replace(model, provenance={"x": torch.zeros(1)}), "provenance"),
+        (replace(model, grammar=nan), "'root' holds numbers that are not finite"),
+        (replace(model, grammar=model.grammar.to(dtype=torch.bfloat16)), "torch.bfloat16"),
+        (replace(model, lexicon=replace(model.lexicon, words=("dog", "\ud800"))), "no character of Unicode"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            bad.save(folder)
+        assert_same(Model.load(folder), random_model())
 
 
 def test_killing_a_saving_process_never_breaks_the_model(tmp_path):

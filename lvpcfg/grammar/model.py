@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,15 +20,16 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.files import PathLike, read_bytes, write_synced, write_text, writing
+from lvpcfg.files import PathLike, read_bytes, write_bytes, write_text, writing
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
-JSON, TENSORS = "model.json", "model.safetensors"
+JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "backoff")
 FORMAT, VERSION = "lvpcfg", 1
+MOST_STATES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,102 +42,172 @@ class Model:
     provenance: dict[str, Any] = field(default_factory=dict)  # how it was made, as plain JSON
 
     def save(self, path: PathLike) -> None:
-        """Writes the model into the folder `path`; a crash leaves the old model or the new one."""
-        folder, grammar = Path(path), self.grammar
-        tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
-        tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
-        data = tensors_to_bytes({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-        description = {
-            "format": FORMAT,
-            "version": VERSION,
-            "tensors_sha256": hashlib.sha256(data).hexdigest(),
-            "provenance": self.provenance,
-            "binarisation": _finite(asdict(self.binarisation)),
-            "interminals": grammar.symbols.interminals,
-            "preterminals": grammar.symbols.preterminals,
-            "states": grammar.states.tolist(),
-            "binary_rules": grammar.binary_rules.tolist(),
-            "unary_rules": grammar.unary_rules.tolist(),
-            "signature": self.lexicon.signature,
-            "classes": self.lexicon.classes,
-            "words": self.lexicon.words,
-        }
+        """Writes the model into the folder `path`; a crash leaves the old model or the new one.
+
+        What could not be loaded again is refused before anything is written.
+        """
+        folder = Path(path)
+        tensors = _tensors(self)
+        data = tensors_to_bytes(tensors)
+        description = _description(self, data)
+        _Reader(f"the model for {show(str(folder), 200)} cannot be saved", _through_json(description), tensors).model()
         lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            _finish_save(folder)
             # The new numbers wait beside the old ones until model.json, in one step, names them.
-            waiting = folder / (TENSORS + ".new")
-            write_synced(waiting, data)
+            write_bytes(folder / WAITING, data)
             write_text(folder / JSON, "{\n" + ",\n".join(lines) + "\n}\n")
-            os.replace(waiting, folder / TENSORS)
+            os.replace(folder / WAITING, folder / TENSORS)
 
     @staticmethod
     def load(path: PathLike) -> "Model":
         """Reads a folder written by `save`, in the precision it was saved in, on the CPU."""
-        reader = _Reader(Path(path))
-        symbols = Symbols(reader.names("interminals"), reader.names("preterminals"))
-        lexicon = Lexicon(reader.names("words"), reader.names("classes"), reader.get("signature", str))
-        states = reader.integers("states", least=1)
-        if len(states) != len(symbols) or not symbols.preterminals:
-            reader.refuse(f"it has {len(symbols)} symbols but {len(states)} numbers of states")
-        binary_rules = reader.rules("binary_rules", 3, len(symbols))
-        unary_rules = reader.rules("unary_rules", 2, len(symbols))
-        emitting = sum(states[len(symbols.interminals) :])
-        row = reader.tensor("lexical.row", len(lexicon) + 1, torch.int64)
-        state = reader.tensor("lexical.state", None, torch.int64)
-        value = reader.tensor("lexical.value", len(state))
-        backoff = reader.tensor("lexical.backoff", emitting)
-        sizes = row[1:] - row[:-1]
-        if row[0] != 0 or row[-1] != len(state) or bool((sizes < 0).any()):
-            reader.refuse("the tensor 'lexical.row' does not divide 'lexical.state' into rows")
-        if bool(((state < 0) | (state >= emitting)).any()):
-            reader.refuse(f"the tensor 'lexical.state' names a state outside of 0 .. {emitting - 1}")
-        lexical = LexicalTable(
-            row=row,
-            state=state,
-            value=value,
-            weight=reader.tensor("lexical.weight", len(lexicon)),
-            backoff=backoff,
-            widest=int(sizes.max()),
-        )
-        grammar = Grammar(
-            symbols=symbols,
-            root=reader.tensor("root", sum(states)),
-            binary=reader.tensor("binary", sum(states[a] * states[b] * states[c] for a, b, c in binary_rules)),
-            unary=reader.tensor("unary", sum(states[a] * states[b] for a, b in unary_rules)),
-            states=torch.tensor(states, dtype=torch.int64),
-            binary_rules=torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3),
-            unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
-            lexical=lexical,
-        )
-        return Model(grammar, lexicon, reader.binarisation(), reader.get("provenance", dict))
+        folder = Path(path)
+        if not os.path.isfile(folder / JSON):
+            raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it.")
+        reader = _Reader(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
+        for _ in range(3):  # another process may be saving
+            reader.description = _read_description(folder, reader)
+            data = _matching_tensors(folder, reader.get("tensors_sha256", str))
+            if data is not None:
+                reader.tensors = _parse_tensors(data, reader)
+                return reader.model()
+        reader.refuse(f"{TENSORS} is missing, truncated, or not the one {JSON} was written with")
+
+
+def _tensors(model: Model) -> dict[str, Tensor]:
+    grammar = model.grammar
+    tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
+    tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _description(model: Model, tensors: bytes) -> dict[str, Any]:
+    grammar, lexicon, horizontal = model.grammar, model.lexicon, model.binarisation.horizontal
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+        "provenance": model.provenance,
+        # JSON has no infinity.
+        "binarisation": asdict(model.binarisation) | {"horizontal": "inf" if horizontal == math.inf else horizontal},
+        "interminals": list(grammar.symbols.interminals),
+        "preterminals": list(grammar.symbols.preterminals),
+        "states": grammar.states.tolist(),
+        "binary_rules": grammar.binary_rules.tolist(),
+        "unary_rules": grammar.unary_rules.tolist(),
+        "signature": lexicon.signature,
+        "classes": list(lexicon.classes),
+        "words": list(lexicon.words),
+    }
+
+
+def _through_json(description: dict[str, Any]) -> Any:
+    try:
+        returned = json.loads(json.dumps(description, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the model cannot be saved: its provenance is not plain JSON ({error}).") from None
+    if returned != description:
+        raise InputError("the model cannot be saved: its provenance is not plain JSON (keys are strings, no tuples).")
+    return returned
+
+
+def _finish_save(folder: Path) -> None:
+    """Where a save was cut off behind its writing of model.json, its numbers take their place."""
+    try:
+        description = json.loads((folder / JSON).read_bytes())
+        waiting = (folder / WAITING).read_bytes()
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(description, dict) and description.get("tensors_sha256") == hashlib.sha256(waiting).hexdigest():
+        os.replace(folder / WAITING, folder / TENSORS)
+
+
+def _read_description(folder: Path, reader: "_Reader") -> dict[str, Any]:
+    try:
+        description = json.loads(read_bytes(folder / JSON), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        reader.refuse(f"{JSON} is damaged or no JSON")
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        reader.refuse(f'{JSON} was not written by lvpcfg: it should say "format": "{FORMAT}"')
+    return description
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN and Infinity are no JSON
+
+
+def _matching_tensors(folder: Path, digest: str) -> bytes | None:
+    for name in (TENSORS, WAITING):
+        if os.path.isfile(folder / name):
+            with suppress(InputError):  # it may have been renamed since
+                data = read_bytes(folder / name)
+                if hashlib.sha256(data).hexdigest() == digest:
+                    return data
+    return None
+
+
+def _parse_tensors(data: bytes, reader: "_Reader") -> dict[str, Tensor]:
+    try:
+        return dict(tensors_from_bytes(data))
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        reader.refuse(f"{TENSORS} is no safetensors file ({show(str(error))})")
 
 
 class _Reader:
-    """Takes a model folder apart, checking each piece against what it must be."""
+    """Builds a model of a description and tensors, checking each piece against what it must be."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        if not (folder / JSON).is_file():
-            raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it.")
-        try:
-            self.json = json.loads(read_bytes(folder / JSON), parse_constant=self._constant)
-        except (ValueError, RecursionError):
-            self.refuse(f"{JSON} is damaged or no JSON")
-        if not isinstance(self.json, dict) or self.json.get("format") != FORMAT:
-            self.refuse(f'{JSON} was not written by lvpcfg: it should say "format": "{FORMAT}"')
-        if self.get("version", int) > VERSION:
-            self.refuse(
-                f"it is in format {self.json['version']}, written by a newer lvpcfg, "
-                f"and this one reads formats up to {VERSION}"
-            )
-        self.tensors = self._read_tensors(self.get("tensors_sha256", str))
+    def __init__(self, complaint: str, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.complaint, self.description, self.tensors = complaint, description, tensors
 
     def refuse(self, reason: str) -> NoReturn:
-        raise InputError(f"the model in {show(str(self.folder), 200)} cannot be used: {reason}.") from None
+        raise InputError(f"{self.complaint}: {reason}.") from None
+
+    def model(self) -> Model:
+        version = self.get("version", int)
+        if version > VERSION:
+            self.refuse(f"it is in format {show(version)} of a newer lvpcfg, and this one reads up to {VERSION}")
+        if version < 1:
+            self.refuse(f"there is no format {show(version)}")
+        symbols = Symbols(self.names("interminals"), self.names("preterminals"))
+        states = self.integers("states")
+        if len(states) != len(symbols) or not symbols.preterminals:
+            self.refuse(f"it has {len(symbols)} symbols but {len(states)} numbers of states")
+        binary_rules = self.rules("binary_rules", 3, symbols)
+        unary_rules = self.rules("unary_rules", 2, symbols)
+        lexicon = self.lexicon()
+        grammar = Grammar(
+            symbols=symbols,
+            root=self.floats("root", sum(states)),
+            binary=self.floats("binary", sum(states[a] * states[b] * states[c] for a, b, c in binary_rules)),
+            unary=self.floats("unary", sum(states[a] * states[b] for a, b in unary_rules)),
+            lexical=self.lexical(len(lexicon), sum(states[len(symbols.interminals) :])),
+            states=torch.tensor(states, dtype=torch.int64),
+            binary_rules=torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3),
+            unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
+        )
+        return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict))
+
+    def lexicon(self) -> Lexicon:
+        words, classes, signature = self.names("words"), self.names("classes"), self.get("signature", str)
+        try:
+            return Lexicon(words, classes, signature)
+        except InputError as error:
+            self.refuse(str(error).rstrip("."))
+
+    def lexical(self, entries: int, states: int) -> LexicalTable:
+        weight, backoff = self.floats("lexical.weight", entries), self.floats("lexical.backoff", states)
+        row, state = self.indices("lexical.row"), self.indices("lexical.state")
+        if len(row) != entries + 1 or row[0] != 0 or row[-1] != len(state) or bool((row[1:] < row[:-1]).any()):
+            self.refuse("the tensor 'lexical.row' does not divide 'lexical.state' into rows")
+        if bool(((state < 0) | (state >= states)).any()):
+            self.refuse(f"the tensor 'lexical.state' names a state outside of 0 .. {states - 1}")
+        value = self.floats("lexical.value", len(state))
+        return LexicalTable(row, state, value, weight, backoff, widest=int((row[1:] - row[:-1]).max()))
 
     def get(self, key: str, kind: type) -> Any:
-        value = self.json.get(key)
+        value = self.description.get(key)
         if type(value) is not kind:
             self.refuse(f"{JSON} should have {kind.__name__} under {key!r}, found {show(value)}")
         return value
@@ -146,59 +218,56 @@ class _Reader:
             self.refuse(f"{key!r} should be a list of different strings")
         return tuple(names)
 
-    def integers(self, key: str, least: int) -> list[int]:
-        numbers = self.get(key, list)
-        if not all(type(number) is int and number >= least for number in numbers):
-            self.refuse(f"{key!r} should be a list of whole numbers from {least}")
-        return list(numbers)
+    def integers(self, key: str) -> list[int]:
+        numbers: list[int] = self.get(key, list)
+        if not all(type(number) is int and 1 <= number <= MOST_STATES for number in numbers):
+            self.refuse(f"{key!r} should be a list of whole numbers from 1 to {MOST_STATES}")
+        return numbers
 
-    def rules(self, key: str, width: int, symbols: int) -> list[list[int]]:
+    def rules(self, key: str, width: int, symbols: Symbols) -> list[list[int]]:
         rules: list[list[int]] = self.get(key, list)
         for rule in rules:
-            if not (type(rule) is list and len(rule) == width):
+            if not (type(rule) is list and len(rule) == width and all(type(symbol) is int for symbol in rule)):
                 self.refuse(f"{key!r} should hold lists of {width} symbols, found {show(rule)}")
-            if not all(type(symbol) is int and 0 <= symbol < symbols for symbol in rule):
-                self.refuse(f"{key!r} names a symbol outside of 0 .. {symbols - 1} in {show(rule)}")
+            if not all(0 <= symbol < len(symbols) for symbol in rule) or rule[0] >= len(symbols.interminals):
+                self.refuse(f"{show(rule)} in {key!r} is no rule from an interminal to symbols")
+        if len({tuple(rule) for rule in rules}) != len(rules):
+            self.refuse(f"a rule stands twice in {key!r}")
         return rules
 
     def binarisation(self) -> Binarisation:
         options = self.get("binarisation", dict)
+        numbers = {"horizontal": options.get("horizontal"), "vertical": options.get("vertical")}
+        if numbers["horizontal"] == "inf":
+            numbers["horizontal"] = math.inf
         try:
-            horizontal = options["horizontal"]
-            return Binarisation(**{**options, "horizontal": math.inf if horizontal == "inf" else horizontal})
-        except (TypeError, ValueError, KeyError):
-            self.refuse(f"'binarisation' is {show(options)}, which this version does not understand")
+            if not any(isinstance(number, bool) for number in numbers.values()):  # True would pass for 1
+                return Binarisation(**(options | numbers))
+        except (InputError, TypeError):
+            pass
+        self.refuse(f"'binarisation' is {show(options)}, which this version does not understand")
 
-    def tensor(self, name: str, size: int | None, dtype: torch.dtype | None = None) -> Tensor:
-        """A vector of `size` numbers; without `dtype`, finite floating-point ones."""
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            self.refuse(f"{TENSORS} lacks the tensor {name!r}")
-        if tensor.dim() != 1 or (size is not None and len(tensor) != size):
-            expected = "a vector" if size is None else f"{size} numbers"
-            self.refuse(f"the tensor {name!r} has the shape {tuple(tensor.shape)}, expected {expected}")
-        if (tensor.dtype != dtype) if dtype else (tensor.dtype not in (torch.float32, torch.float64)):
-            self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected {dtype or 'float32 or float64'}")
+    def floats(self, name: str, size: int) -> Tensor:
+        """A vector of `size` finite numbers, all of one type for the whole model."""
+        tensor = self.tensor(name)
+        if len(tensor) != size:
+            self.refuse(f"the tensor {name!r} has {len(tensor)} numbers, expected {show(size)}")
+        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != self.tensor("root").dtype:
+            self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected float32 or float64 for all tensors")
         if not bool(tensor.isfinite().all()):
             self.refuse(f"the tensor {name!r} holds numbers that are not finite")
         return tensor
 
-    def _read_tensors(self, digest: str) -> dict[str, Tensor]:
-        # The second name exists only where a save was cut off behind its writing of model.json.
-        for name in (TENSORS, TENSORS + ".new"):
-            if (self.folder / name).is_file():
-                data = read_bytes(self.folder / name)
-                if hashlib.sha256(data).hexdigest() == digest:
-                    try:
-                        return dict(tensors_from_bytes(data))
-                    except (SafetensorError, ValueError, KeyError) as error:
-                        self.refuse(f"{name} is no safetensors file ({error})")
-        self.refuse(f"{TENSORS} is missing, truncated, or not the one {JSON} was written with")
+    def indices(self, name: str) -> Tensor:
+        tensor = self.tensor(name)
+        if tensor.dtype != torch.int64:
+            self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected int64")
+        return tensor
 
-    def _constant(self, name: str) -> NoReturn:
-        raise ValueError(name)
-
-
-def _finite(options: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: it is written as the string "inf"."""
-    return {key: "inf" if value == math.inf else value for key, value in options.items()}
+    def tensor(self, name: str) -> Tensor:
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            self.refuse(f"{TENSORS} lacks the tensor {name!r}")
+        if tensor.dim() != 1:
+            self.refuse(f"the tensor {name!r} has the shape {tuple(tensor.shape)}, expected a vector")
+        return tensor

@@ -15,23 +15,30 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.jobs import config
 
 GROUPS = ("estimator",)
-QUOTES = "a value with commas, brackets or = in it goes in quotes of its own, as in gold='\"a=b.mrg\"'"
+QUOTES = "a value with commas, brackets, = or letters beyond ASCII goes in quotes of its own, as in gold='\"a=b.mrg\"'"
+SWEEPS = ("-m", "--multirun")
+ALONE = (*SWEEPS, "-r", "--run", "-h", "--help", "--hydra-help", "--version", "--resolve")  # take no value
+OTHER_CONFIG = ("-cn", "-cp", "-cd", "--config", "-sc", "--shell", "--experimental")
 
 
 def problem_with(arguments: Sequence[str]) -> str | None:
     """What is wrong with the command line, or None."""
-    options = [argument for argument in arguments if not argument.startswith("-")]
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    if any(flag not in ("-m", "--multirun", "-r", "--run") for flag in flags):
-        return None  # a look at the configuration, or another one: Hydra's business
+    if any(argument.startswith(OTHER_CONFIG) for argument in arguments):
+        return None  # another configuration than ours: Hydra's business
+    before = ["--run", *arguments]  # so that each argument is paired with the one before it
+    options = [
+        argument
+        for previous, argument in zip(before, arguments, strict=False)
+        if not argument.startswith("-") and ("=" in argument or previous in ALONE or not previous.startswith("-"))
+    ]
     for option in options:
-        if "=" not in option:
+        if "=" not in option or option.startswith("~"):
             return f"{show(option)} is no option: expected key=value, such as job=train."
     try:
         overrides = OverridesParser.create().parse_overrides(options)
     except OverrideParseException as error:
-        return f"{show(error.override)} cannot be read as key=value ({_first_line(error)}); {QUOTES}."
-    if not flags:
+        return f"{show(error.override)} cannot be read as key=value; {QUOTES}."
+    if not any(argument in SWEEPS for argument in arguments):
         for override in overrides:
             if override.is_sweep_override():
                 return f"{show(override.input_line)} has several values: add -m to run one job for each; {QUOTES}."
@@ -40,6 +47,10 @@ def problem_with(arguments: Sequence[str]) -> str | None:
 
 
 def _problems(overrides: list[Override]) -> Iterator[str]:
+    for override in overrides:
+        if override.package is not None:
+            yield f"there is no option {show(override.get_key_element())}; see --help."
+            return
     choices = [override for override in overrides if override.key_or_group in GROUPS]
     for override in choices:
         group = override.key_or_group
@@ -51,21 +62,33 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
     chosen = [next(_single(override)) for override in choices]
     composed = compose("config", overrides=chosen, return_hydra_config=True)
     known = sorted(_keys(OmegaConf.to_container(composed)))
+    job = next((str(override.value()) for override in overrides if override.key_or_group == "job"), composed.job)
     for override in overrides:
         key = override.key_or_group
-        if key in GROUPS:
+        if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
             continue
-        if key not in known or override.is_add():
+        if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0.5)
             yield f"there is no option {show(key)}" + (f": did you mean {near[0]!r}?" if near else "; see --help.")
             continue
-        for line in _single(override):
-            try:
-                config.typed(compose("config", overrides=[*chosen, line]))
-            except InputError as error:
-                yield str(error)
-            except (HydraException, OmegaConfBaseException) as error:
-                yield f"{show(line)} does not fit: {_first_line(error.__cause__ or error)}."
+        if override.is_add():
+            yield f"{show(override.input_line)} adds an option that is there already: leave out the +."
+        if key not in GROUPS:
+            yield from _misfits(override, chosen)
+        if job in config.JOBS and key.split(".")[0] not in ("job", "hydra", *config.JOBS[job]):
+            users = " or ".join(f"job={name}" for name, used in config.JOBS.items() if key.split(".")[0] in used)
+            yield f"job={job} does not use {key!r}: it is an option of {users}."
+
+
+def _misfits(override: Override, chosen: list[str]) -> Iterator[str]:
+    """Values that do not fit their option."""
+    for line in _single(override):
+        try:
+            config.typed(compose("config", overrides=[*chosen, line]))
+        except InputError as error:
+            yield str(error)
+        except (HydraException, OmegaConfBaseException, AttributeError) as error:
+            yield f"{show(line)} does not fit: {show(_first_line(error.__cause__ or error), 120)[1:-1]}."
 
 
 def _single(override: Override) -> Iterator[str]:

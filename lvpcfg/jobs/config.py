@@ -12,7 +12,11 @@ from lvpcfg.estimate.train import ESTIMATORS
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
-JOBS = ("demo", "train", "evaluate")
+JOBS = {  # and the options each of them reads
+    "demo": ("binarisation", "estimator", "signature"),
+    "train": ("data", "binarisation", "estimator", "signature"),
+    "evaluate": ("gold", "test", "parameters"),
+}
 
 
 @dataclass
@@ -49,7 +53,7 @@ class Config:
         """Wrong values stop here, with a sentence, before any job begins."""
         if self.job == MISSING:
             return  # this is the schema, not a config
-        expect("job", self.job, JOBS)
+        expect("job", self.job, tuple(JOBS))
         expect("data.on_error", self.data.on_error, ("raise", "skip"))
         expect("estimator.name", self.estimator.name, tuple(ESTIMATORS))
         self.scheme()

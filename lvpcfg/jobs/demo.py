@@ -19,7 +19,7 @@ def run(config: Config, run: Run) -> None:
     splits = {split: normalise_all(corpus(split)) for split in SIZES}
     _show_statistics(splits, run)
     _show_what_labels_hide(splits["train"], run)
-    treebank = train.estimate(splits["train"], config, run)
+    treebank = train.estimate(corpus("train"), config, run)
 
     parse = right_branching(treebank, config.signature)
     scores = evaluate(splits["dev"], [parse(words(tree)) for tree in splits["dev"]])
@@ -55,4 +55,4 @@ def _show_what_labels_hide(trees: list[Tree], run: Run) -> None:
     run.table("What the labels hide", ["", "beside the verb", "beside the noun"], rows)
     for label in ("VP", "NP"):
         commonest = next(key for key, _ in attached.most_common() if key[1] == label)
-        run.console.print(example[commonest].pformat(margin=90), highlight=False, markup=False, soft_wrap=True)
+        run.say(example[commonest].pformat(margin=90))

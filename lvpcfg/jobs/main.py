@@ -7,14 +7,14 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
+from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError
-from lvpcfg.files import write_text
 from lvpcfg.jobs import config, demo, evaluate, train
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.run import Run
+from lvpcfg.jobs.run import Run, Terminal
 
 JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "demo": demo.run,
@@ -24,25 +24,28 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
 
 
 def main() -> None:
-    config.register()
-    problem = problem_with(sys.argv[1:])
-    if problem:
-        sys.exit(f"lvpcfg: {problem}")
-    hydra.main(version_base="1.3", config_path=str(config.folder()), config_name="config")(_run)()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
+    try:
+        config.register()
+        problem = problem_with(sys.argv[1:])
+        if problem:
+            sys.exit(f"lvpcfg: {problem}")
+        hydra.main(version_base="1.3", config_path=str(config.folder()), config_name="config")(_run)()
+    except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"lvpcfg: {error}".partition("\n")[0])
+    except KeyboardInterrupt:
+        print("lvpcfg: interrupted.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _run(options: DictConfig) -> float | None:
     """Runs one job in its folder; returns the F1 it reports, for sweepers."""
-    run = Run(Path(HydraConfig.get().runtime.output_dir), Console())
+    run = Run(Path(HydraConfig.get().runtime.output_dir), Terminal())
     try:
         settings = config.typed(options)
-        write_text(run.folder / "config.yaml", OmegaConf.to_yaml(options, resolve=True))
+        run.begin(OmegaConf.to_yaml(options, resolve=True))
         JOBS[settings.job](settings, run)
         run.finish()
-    except InputError as error:
+    except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
         sys.exit(f"lvpcfg: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"lvpcfg: interrupted; what was written is in {run.folder}")
-    except BrokenPipeError:  # the reader of our output, such as head, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return run.result.get("f1")

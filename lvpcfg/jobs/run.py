@@ -1,6 +1,8 @@
 """One run of a job: its folder, its figures, what it prints."""
 
 import json
+import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +12,22 @@ from rich.table import Table
 from lvpcfg.files import write_text
 
 
+class Terminal(Console):
+    """Goes on in silence when the reader of the output, such as `head`, has left."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @dataclass
 class Run:
     folder: Path
     console: Console
     result: dict[str, float] = field(default_factory=dict)  # what scripts and sweeps read
+
+    def say(self, text: str) -> None:
+        """Prints text as it is, however long its lines are."""
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """Prints a table: text to the left in the first column, numbers to the right in the others."""
@@ -25,7 +38,12 @@ class Run:
             table.add_row(*row)
         self.console.print(table)
 
+    def begin(self, config: str) -> None:
+        """Writes the configuration, and removes the figures of an earlier run in the same folder."""
+        write_text(self.folder / "config.yaml", config)
+        (self.folder / "result.json").unlink(missing_ok=True)
+
     def finish(self) -> None:
         """Writes `result.json` and prints the folder, last."""
         write_text(self.folder / "result.json", json.dumps(self.result, indent=2) + "\n")
-        print(self.folder)
+        self.say(str(self.folder))

@@ -24,9 +24,9 @@ def estimate(trees: list[Tree], config: Config, run: Run) -> Treebank:
     treebank = build_treebank(trees, config.scheme(), progress=True)
     model = ESTIMATORS[config.estimator.name](treebank, config.signature)
     run.result["train_seconds"] = time.perf_counter() - begin
-    report(model, run)
     model.save(run.folder / "model")
-    run.console.print(f"The model is in [bold]{run.folder / 'model'}[/bold].", soft_wrap=True)
+    report(model, run)
+    run.say(f"The model is in {run.folder / 'model'}.")
     return treebank
 
 
@@ -51,15 +51,15 @@ def report(model: Model, run: Run) -> None:
 
 def _training_trees(config: Config, run: Run) -> list[Tree]:
     if config.data.train is None:
-        run.console.print("data.train is not given: training on the embedded corpus.")
+        run.say("data.train is not given: training on the embedded corpus.")
         return corpus("train")
     if config.data.on_error == "raise":
         return read_trees(config.data.train)
     errors: list[InputError] = []
     trees = read_trees(config.data.train, on_error=errors.append)
-    run.result["skipped"] = len(errors)
+    run.result["malformed"] = len(errors)
     for error in errors[:5]:
-        run.console.print(f"skipped: {error}", style="yellow", markup=False)
+        run.say(f"skipped: {error}")
     if len(errors) > 5:
-        run.console.print(f"... and {len(errors) - 5} more", style="yellow")
+        run.say(f"... and {len(errors) - 5} more")
     return trees
