@@ -69,6 +69,7 @@ class Model:
         reader = _Reader(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
         for _ in range(3):  # another process may be saving
             reader.description = _read_description(folder, reader)
+            reader.check_version()
             data = _matching_tensors(folder, reader.get("tensors_sha256", str))
             if data is not None:
                 reader.tensors = _parse_tensors(data, reader)
@@ -164,12 +165,14 @@ class _Reader:
     def refuse(self, reason: str) -> NoReturn:
         raise InputError(f"{self.complaint}: {reason}.") from None
 
-    def model(self) -> Model:
+    def check_version(self) -> None:
         version = self.get("version", int)
         if version > VERSION:
             self.refuse(f"it is in format {show(version)} of a newer lvpcfg, and this one reads up to {VERSION}")
         if version < 1:
             self.refuse(f"there is no format {show(version)}")
+
+    def model(self) -> Model:
         symbols = Symbols(self.names("interminals"), self.names("preterminals"))
         states = self.integers("states")
         if len(states) != len(symbols) or not symbols.preterminals:
