@@ -162,6 +162,7 @@ def test_help_names_the_jobs(tmp_path):
     assert done.returncode == 0
     for text in ("job=train data.train=FILE", "job=evaluate gold=FILE test=FILE", "on_error: raise"):
         assert text in done.stdout
+    assert command("--version", cwd=tmp_path).stdout.startswith("lvpcfg ")
     assert os.listdir(tmp_path) == []
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import hydra
@@ -24,6 +25,9 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
 
 
 def main() -> None:
+    if "--version" in sys.argv[1:]:
+        print(f"lvpcfg {version('lvpcfg')}")
+        return
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
     try:
         config.register()
