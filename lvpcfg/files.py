@@ -44,18 +44,24 @@ def writing(path: PathLike) -> Iterator[None]:
     """What goes wrong on the disk, or on the way to it, becomes a sentence about `path`."""
     try:
         yield
+    except InputError:
+        raise
     except UnicodeEncodeError as error:
         text = error.object[error.start : error.end]
         raise InputError(f"cannot write {show(os.fspath(path), 200)}: {text!r} is no character of Unicode.") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, ValueError) as error:  # ValueError: a name no file can have
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"cannot write {show(os.fspath(path), 200)}: {reason}.") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file; until all of it is on the disk, the old file stays as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
+        path = path.resolve()  # a link stays a link
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # a pipe or a device
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as stream:

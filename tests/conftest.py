@@ -9,7 +9,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
-        if item.get_closest_marker("treebank") and "LVPCFG_DATA" not in os.environ:
+        if item.get_closest_marker("treebank") and not os.environ.get("LVPCFG_DATA"):
             item.add_marker(pytest.mark.skip(reason="LVPCFG_DATA names no folder of treebanks"))
 
 

@@ -62,6 +62,8 @@ def test_top_is_not_collapsed_and_chains_keep_their_intermediates():
         {"horizontal": -1},
         {"horizontal": 0.5},
         {"horizontal": "inf"},
+        {"horizontal": math.nan},
+        {"horizontal": True},
         {"unaries": "drop"},
     ],
 )

@@ -1,5 +1,6 @@
 import gzip
 import logging
+import os
 
 import pytest
 from hypothesis import given
@@ -42,9 +43,11 @@ def test_gzip_and_byte_order_mark(tmp_path):
     assert read_trees(path) == [Tree("S", [Tree("NN", ["año"])])]
 
 
-def test_several_words_in_a_bracket_are_one_word(caplog):
+def test_several_words_in_a_bracket_are_one_word(caplog, tmp_path):
     with caplog.at_level(logging.WARNING):
-        trees = trees_from_text("(NP (NN New \n York) (NN a\u00a0b ))", "bank.mrg")
+        path = tmp_path / "bank.mrg"
+        path.write_text("(S (A a b) c)\n(NP (NN New \n York) (NN a\u00a0b ))\n(S (A a b)")
+        trees = read_trees(path, on_error="skip")
     assert trees == [Tree("NP", [Tree("NN", ["New_York"]), Tree("NN", ["a\u00a0b"])])]
     assert "bank.mrg: joined the words of 1 brackets, as in New_York" in caplog.text
 
@@ -131,6 +134,18 @@ def test_missing_file(tmp_path):
         read_trees(tmp_path)
     with pytest.raises(InputError, match="cannot read"):
         read_trees("a\0b")
+
+
+def test_writing_through_a_link_and_to_a_device(tmp_path):
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    write_trees([Tree("A", ["a"])], tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "(A a)\n"
+    write_trees([Tree("A", ["a"])], "/dev/null")
+    assert not os.path.isfile("/dev/null")
+    with pytest.raises(InputError, match="cannot write"):
+        write_trees([], "a\0b")
 
 
 def test_words_with_brackets_are_escaped_and_with_spaces_refused(tmp_path):

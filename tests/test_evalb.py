@@ -132,6 +132,8 @@ def test_files_with_trees_over_several_lines_and_failed_parses(tmp_path):
     for failure in ("(())", "(TOP )", "( (S))", "()"):
         test.write_text(failure + "\n" + GOLD)
         assert [row.status for row in score(*read_pair(gold, test)).rows] == [2, 0]
+    test.write_text("( " * 50 + "(A a)" + " )" * 50 + "\n" + GOLD)  # no exponential search for words
+    assert [row.status for row in score(*read_pair(gold, test)).rows] == [1, 0]
     gold.write_text("  # indented\n" + GOLD + "\n\n\n")
     test.write_text(GOLD)
     assert score(*read_pair(gold, test)).all.f1 == 100

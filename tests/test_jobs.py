@@ -107,6 +107,8 @@ def test_wrong_options_get_one_sentence(arguments, expected):
         ["--help"],
         ["--cfg", "job", "job=train"],
         ["hydra/job_logging=none"],
+        ["-m", "estimator=glob(*)"],
+        ["job=demo", "job=train", "data.train=x"],
         ["++hydra.job.env_set.FOO=1"],
     ],
 )
@@ -144,6 +146,10 @@ def test_a_reader_that_leaves_costs_no_work(tmp_path):
     subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True)
     assert len(Model.load(tmp_path / "[bold]x/model").grammar.states) > 10
     assert "trees" in json.loads((tmp_path / "[bold]x/result.json").read_text())
+    version = subprocess.run(
+        f"{sys.executable} {ROOT / 'run.py'} --version | true", shell=True, capture_output=True, text=True, check=True
+    )
+    assert version.stderr == ""
 
 
 def test_a_sweep_makes_a_run_for_each_value(tmp_path):

@@ -1,6 +1,7 @@
 """The command works from any folder after each kind of installation."""
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def check(*command, cwd):
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    line = [str(part) for part in command]
+    done = subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -7,7 +7,7 @@ from lvpcfg.evaluate.evalb import COLLINS, VALID, Pairs, Parameters, Scores, Sen
 from lvpcfg.files import PathLike, read_text
 from lvpcfg.trees.brackets import COMMENT, trees_from_text
 
-WORDLESS = re.compile(r"(?:\s*\(\s*[^\s()]*|\s*\))*\s*", re.ASCII)  # brackets and labels alone
+WORDLESS = re.compile(r"\(\s*[^\s()]*|[\s)]", re.ASCII)  # brackets and labels
 NUMBERS = ("DEBUG", "MAX_ERROR", "CUTOFF_LEN", "LABELED")
 KEYWORDS = dict.fromkeys((*NUMBERS, "DELETE_LABEL", "DELETE_LABEL_FOR_LENGTH"), 1) | {"EQ_LABEL": 2, "EQ_WORD": 2}
 RULE = "=" * 76
@@ -33,7 +33,7 @@ def read_sentences(path: PathLike) -> list[Sentence]:
 
 def _is_failure(line: str) -> bool:
     """Nothing, or balanced brackets without a word in them."""
-    return line.count("(") == line.count(")") and WORDLESS.fullmatch(line) is not None
+    return line.count("(") == line.count(")") and not WORDLESS.sub("", line)
 
 
 def read_pair(gold: PathLike, test: PathLike) -> tuple[list[Sentence], list[Sentence]]:

@@ -20,7 +20,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.files import PathLike, read_bytes, write_bytes, write_text, writing
+from lvpcfg.files import PathLike, read_bytes, write_bytes, writing
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
@@ -53,11 +53,12 @@ class Model:
         _Reader(f"the model for {show(str(folder), 200)} cannot be saved", _through_json(description), tensors).model()
         lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
         with writing(folder):
+            text = ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8")
             folder.mkdir(parents=True, exist_ok=True)
             _finish_save(folder)
             # The new numbers wait beside the old ones until model.json, in one step, names them.
             write_bytes(folder / WAITING, data)
-            write_text(folder / JSON, "{\n" + ",\n".join(lines) + "\n}\n")
+            write_bytes(folder / JSON, text)
             os.replace(folder / WAITING, folder / TENSORS)
 
     @staticmethod
@@ -107,7 +108,7 @@ def _description(model: Model, tensors: bytes) -> dict[str, Any]:
 def _through_json(description: dict[str, Any]) -> Any:
     try:
         returned = json.loads(json.dumps(description, allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the model cannot be saved: its provenance is not plain JSON ({error}).") from None
     if returned != description:
         raise InputError("the model cannot be saved: its provenance is not plain JSON (keys are strings, no tuples).")

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -59,10 +60,10 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
             if line.partition("=")[2] not in names:
                 yield f"there is no {show(line)}: expected {group}={' or '.join(names)}."
                 return
-    chosen = [next(_single(override)) for override in choices]
+    chosen = [line for override in choices for line in islice(_single(override), 1)]
     composed = compose("config", overrides=chosen, return_hydra_config=True)
     known = sorted(_keys(OmegaConf.to_container(composed)))
-    job = next((str(override.value()) for override in overrides if override.key_or_group == "job"), composed.job)
+    job = [composed.job, *(str(override.value()) for override in overrides if override.key_or_group == "job")][-1]
     for override in overrides:
         key = override.key_or_group
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
@@ -92,8 +93,10 @@ def _misfits(override: Override, chosen: list[str]) -> Iterator[str]:
 
 
 def _single(override: Override) -> Iterator[str]:
-    """The override, or each value of a sweep, as text."""
+    """The override, or each value of a sweep, as text; what a glob stands for only Hydra knows."""
     key = override.get_key_element()
+    if isinstance(override.value(), Glob):
+        return
     if override.is_sweep_override():
         for value in override.sweep_string_iterator():
             yield "=".join([key, str(value)])

@@ -1,5 +1,6 @@
 """The one entry point: `python run.py` and the command `lvpcfg`."""
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lvpcfg.errors import InputError
 from lvpcfg.jobs import config, demo, evaluate, train
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.run import Run, Terminal
+from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
 JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "demo": demo.run,
@@ -25,17 +26,23 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
 
 
 def main() -> None:
-    if "--version" in sys.argv[1:]:
-        print(f"lvpcfg {version('lvpcfg')}")
-        return
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a word the terminal cannot show stops no job
     try:
+        if "--version" in sys.argv[1:]:
+            print(f"lvpcfg {version('lvpcfg')}", flush=True)
+            return
         config.register()
         problem = problem_with(sys.argv[1:])
         if problem:
             sys.exit(f"lvpcfg: {problem}")
         hydra.main(version_base="1.3", config_path=str(config.folder()), config_name="config")(_run)()
-    except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
+    except BrokenPipeError:
+        leave_pipe()
+    except OSError as error:
+        sys.exit(f"lvpcfg: cannot use {error.filename}: {error.strerror}." if error.filename else f"lvpcfg: {error}.")
+    except (InputError, HydraException, OmegaConfBaseException) as error:
         sys.exit(f"lvpcfg: {error}".partition("\n")[0])
     except KeyboardInterrupt:
         print("lvpcfg: interrupted.", file=sys.stderr)

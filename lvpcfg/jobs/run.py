@@ -16,7 +16,12 @@ class Terminal(Console):
     """Goes on in silence when the reader of the output, such as `head`, has left."""
 
     def on_broken_pipe(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_pipe()
+
+
+def leave_pipe() -> None:
+    """What is printed from now on goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dataclass

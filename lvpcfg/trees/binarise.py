@@ -38,7 +38,7 @@ class Binarisation:
         expect("vertical", self.vertical, (1, 2))
         expect("unaries", self.unaries, ("collapse", "keep"))
         order = self.horizontal
-        if not isinstance(order, (int, float)) or order < 0 or not (order == math.inf or order == int(order)):
+        if type(order) not in (int, float) or not (order == math.inf or (order >= 0 and order % 1 == 0)):
             raise InputError(f"horizontal is {show(self.horizontal)}: expected 0, 1, 2, ... or inf.")
 
 

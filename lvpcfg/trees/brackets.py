@@ -49,14 +49,22 @@ def read_trees(path: PathLike, on_error: OnError = "raise") -> list[Tree]:
     ``New_York``; how many were joined is logged.
 
     `on_error` is "raise", "skip" (malformed trees are left out; how many is logged), or a
-    function that is called with each error. Behind a bracket that is never closed, each line that
-    begins with a bracket, indented no deeper, begins a tree.
+    function that is called with each error. What balances before or behind an error is kept;
+    behind a bracket that is never closed, each line that begins with a bracket, indented no
+    deeper, begins a tree.
     """
-    return trees_from_text(read_text(path), str(path), on_error)
+    scanner = _scan(read_text(path), str(path), on_error)
+    if scanner.joined:
+        log.warning("%s: joined the words of %d brackets, as in %s", path, len(scanner.joined), scanner.joined[0])
+    return scanner.trees
 
 
 def trees_from_text(text: str, name: str = "text", on_error: OnError = "raise") -> list[Tree]:
     """As `read_trees`, for text in memory; `name` stands for the file in error messages."""
+    return _scan(text, name, on_error).trees
+
+
+def _scan(text: str, name: str, on_error: OnError) -> "_Scanner":
     scanner = _Scanner(text)
     seen, line, problems = 0, 1, 0  # lines are counted from problem to problem, not each time from the top
     with handling(on_error, name) as report:
@@ -70,9 +78,7 @@ def trees_from_text(text: str, name: str = "text", on_error: OnError = "raise") 
             report(
                 InputError(f"there is no tree in {name}: expected some, such as (S (NP (NN time)) (VP (VBZ flies))).")
             )
-    if scanner.joined:
-        log.warning("%s: joined the words of %d brackets, as in %s", name, len(scanner.joined), scanner.joined[0])
-    return scanner.trees
+    return scanner
 
 
 def write_trees(trees: Iterable[Tree], path: PathLike) -> None:
@@ -186,7 +192,7 @@ class _Scanner:
         new = Tree.__new__  # passing by Tree.__init__ and its checks saves a quarter of the time
         parents: list[Any] = []  # the open brackets around `node`, the list of trees at the bottom
         node: Any = self.trees
-        begin = position  # of the tree that is open
+        begin, joined = position, len(self.joined)  # where the tree that is open began
         fault: tuple[int, str] | None = None  # the first one in it
         while True:
             for match in TOKEN.finditer(text, position, end):
@@ -205,6 +211,7 @@ class _Scanner:
                     if not child and (not parents or not child.label()):
                         fault = fault or (match.start(), EMPTY)
                     if fault and not parents:
+                        del self.joined[joined:]
                         return _Problem(*fault, resume=match.end())
                     node.append(child)
                 elif several:
@@ -212,7 +219,7 @@ class _Scanner:
                     node.append(Tree(label, (self.joined[-1],)))
                 elif not bare:
                     if not parents:
-                        begin = match.start()
+                        begin, joined = match.start(), len(self.joined)
                     parents.append(node)
                     node = new(Tree)
                     node.set_label(label)
@@ -225,7 +232,10 @@ class _Scanner:
                     bracket = text.find("(", match.end(), end)
                     return _Problem(match.start(), OUTSIDE, bracket if bracket >= 0 else end)
             else:
-                return _Problem(begin, UNCLOSED, end) if parents else None
+                if not parents:
+                    return None
+                del self.joined[joined:]
+                return _Problem(begin, UNCLOSED, end)
             if position < 0:
                 return None
 
