@@ -136,14 +136,17 @@ def test_missing_file(tmp_path):
         read_trees("a\0b")
 
 
-def test_writing_through_a_link_and_to_a_device(tmp_path):
+def test_writing_through_a_link_and_to_a_pipe(tmp_path):
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to("target")
     write_trees([Tree("A", ["a"])], tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "(A a)\n"
-    write_trees([Tree("A", ["a"])], "/dev/null")
-    assert not os.path.isfile("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_trees([Tree("A", ["a"])], tmp_path / "pipe")
+    assert os.read(reader, 100) == b"(A a)\n"
+    os.close(reader)
     with pytest.raises(InputError, match="cannot write"):
         write_trees([], "a\0b")
 
