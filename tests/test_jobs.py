@@ -188,12 +188,14 @@ def test_train_on_a_file_that_is_partly_broken(tmp_path):
 def test_evaluate_writes_figures_and_evalbs_report(tmp_path):
     write_trees(corpus("dev")[:20], tmp_path / "gold.mrg")
     write_trees(corpus("dev")[:20], tmp_path / "test.mrg")
-    result, printed = run("evaluate", tmp_path, gold=str(tmp_path / "gold.mrg"), test=str(tmp_path / "test.mrg"))
+    folder = tmp_path / "[/odd] [bold]name"  # no markup
+    result, printed = run("evaluate", folder, gold=str(tmp_path / "gold.mrg"), test=str(tmp_path / "test.mrg"))
+    assert str(folder / "evalb.txt") in printed
     names = "precision recall f1 f1_40 f1_all tagging_accuracy complete_match sentences errors"
     assert set(names.split()) <= set(result)
     assert result["f1"] == result["f1_all"] == 100
-    assert json.loads((tmp_path / "result.json").read_text()) == result
-    assert "Bracketing FMeasure       = 100.00" in (tmp_path / "evalb.txt").read_text()
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert "Bracketing FMeasure       = 100.00" in (folder / "evalb.txt").read_text()
     assert "100.00" in printed
 
 

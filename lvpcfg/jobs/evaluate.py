@@ -16,9 +16,7 @@ def run(config: Config, run: Run) -> None:
     run.result.update(scores.figures())
     write_text(run.folder / "evalb.txt", report(scores))
     show_scores(scores, run, "Scores")
-    run.console.print(
-        f"EVALB's report, a line a sentence, is in [bold]{run.folder / 'evalb.txt'}[/bold].", soft_wrap=True
-    )
+    run.say(f"EVALB's report, a line a sentence, is in {run.folder / 'evalb.txt'}.")
 
 
 def show_scores(scores: Scores, run: Run, title: str) -> None:
