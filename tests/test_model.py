@@ -210,6 +210,7 @@ def test_missing_keys(folder, key):
         ({"unary_rules": [[0, -1]]}, "[0, -1]"),
         ({"binarisation": {"direction": "up", "horizontal": 0}}, "'binarisation'"),
         ({"binarisation": {"horizontal": 0, "code": "os.system"}}, "'binarisation'"),
+        ({"binarisation": {"direction": "right", "vertical": 1, "unaries": "keep"}}, "'binarisation'"),
         ({"signature": "os.system"}, "os.system"),
         ({"tensors_sha256": "../../etc/passwd"}, "model.safetensors"),
         ({"provenance": "me"}, "provenance"),

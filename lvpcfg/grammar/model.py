@@ -22,7 +22,7 @@ from torch import Tensor
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, write_bytes, writing
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.trees.binarise import Binarisation
+from lvpcfg.trees.binarise import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
@@ -241,14 +241,11 @@ class _Reader:
 
     def binarisation(self) -> Binarisation:
         options = self.get("binarisation", dict)
-        numbers = {"horizontal": options.get("horizontal"), "vertical": options.get("vertical")}
-        if numbers["horizontal"] == "inf":
-            numbers["horizontal"] = math.inf
-        try:
-            if not any(isinstance(number, bool) for number in numbers.values()):  # True would pass for 1
-                return Binarisation(**(options | numbers))
-        except (InputError, TypeError):
-            pass
+        if options.get("horizontal") == "inf":
+            options = options | {"horizontal": math.inf}
+        if options.keys() == asdict(RIGHT).keys() and type(options["vertical"]) is int:  # True would pass for 1
+            with suppress(InputError):
+                return Binarisation(**options)
         self.refuse(f"'binarisation' is {show(options)}, which this version does not understand")
 
     def floats(self, name: str, size: int) -> Tensor:
