@@ -54,7 +54,10 @@ def read_parameters(path: PathLike) -> Parameters:
             continue
         name, *arguments = line.split()
         if name == "QUOTE_LABEL":
-            raise InputError(f"{path}, line {number}: QUOTE_LABEL is not supported; f1_all is right about quotes.")
+            raise InputError(
+                f"{path}, line {number}: QUOTE_LABEL is not supported: leave it out, and read f1_all, "
+                "which drops no sentence for the tag of a quotation mark."
+            )
         if name not in KEYWORDS or len(arguments) != KEYWORDS[name]:
             known = ", ".join(f"{keyword} with {count}" for keyword, count in KEYWORDS.items())
             raise InputError(f"{path}, line {number}: {show(line)} is no EVALB parameter: expected {known} value(s).")
