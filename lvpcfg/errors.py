@@ -4,11 +4,19 @@ Its text is a whole sentence that shows the user's own input and what was expect
 command line prints it without a traceback.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
 
 
 class InputError(ValueError):
     """Something the user gave cannot be used as it is."""
+
+
+# What a reader does with malformed input: "raise", "skip", or call a function with each error.
+OnError = str | Callable[[InputError], None]
 
 
 def show(value: object, width: int = 60) -> str:
@@ -24,3 +32,23 @@ def expect(name: str, value: object, allowed: Sequence[object]) -> None:
         raise InputError(
             f"{name} is {show(value)}: expected {' or '.join([', '.join(most), last] if most else [last])}."
         )
+
+
+@contextmanager
+def handling(on_error: OnError, name: str) -> Iterator[Callable[[InputError], None]]:
+    """Turns an `on_error` option into a function to call with each error."""
+    if callable(on_error):
+        yield on_error
+    elif on_error == "raise":
+        yield _raise
+    elif on_error == "skip":
+        errors: list[InputError] = []
+        yield errors.append
+        if errors:
+            log.warning("%s: skipped %d malformed pieces; the first: %s", name, len(errors), errors[0])
+    else:
+        raise InputError(f"on_error is {on_error!r}: expected 'raise', 'skip' or a function.")
+
+
+def _raise(error: InputError) -> None:
+    raise error

@@ -7,13 +7,13 @@ separators, cannot skip a malformed tree, and does not say on which line of the 
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from nltk.tree import Tree
 
-from lvpcfg.errors import InputError, show
+from lvpcfg.errors import InputError, OnError, handling, show
 from lvpcfg.files import PathLike, read_text, write_text
 from lvpcfg.trees.walk import is_preterminal
 
@@ -37,8 +37,6 @@ STRAY = "this bracket closes nothing"
 EMPTY = "there is nothing in this bracket"
 UNTAGGED = "this word has no tag: expected (TAG word)"
 OUTSIDE = "this word stands outside of any bracket: expected a tree such as (S (NN time) (VBZ flies))"
-
-OnError = str | Callable[[InputError], None]
 
 
 def read_trees(path: PathLike, on_error: OnError = "raise") -> list[Tree]:
@@ -106,22 +104,6 @@ def format_tree(tree: Tree) -> str:
 
 
 @contextmanager
-def handling(on_error: OnError, name: str) -> Iterator[Callable[[InputError], None]]:
-    """Turns an `on_error` option into a function to call with each error."""
-    if callable(on_error):
-        yield on_error
-    elif on_error == "raise":
-        yield _raise
-    elif on_error == "skip":
-        errors: list[InputError] = []
-        yield errors.append
-        if errors:
-            log.warning("%s: skipped %d malformed pieces; the first: %s", name, len(errors), errors[0])
-    else:
-        raise InputError(f"on_error is {on_error!r}: expected 'raise', 'skip' or a function.")
-
-
-@contextmanager
 def garbage_collection_paused() -> Iterator[None]:
     """Millions of nodes at once: without this, half the time goes to looking for cycles."""
     enabled = gc.isenabled()
@@ -142,10 +124,6 @@ def _around(text: str, where: int) -> str:
     before = before if len(before) <= 30 else "..." + before[-30:]
     after = after if len(after) <= 40 else after[:40] + "..."
     return f"{before} >>> {after}"
-
-
-def _raise(error: InputError) -> None:
-    raise error
 
 
 class _Problem(NamedTuple):

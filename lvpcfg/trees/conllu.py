@@ -2,9 +2,8 @@
 
 import re
 
-from lvpcfg.errors import InputError, expect, show
+from lvpcfg.errors import InputError, OnError, expect, handling, show
 from lvpcfg.files import PathLike, read_text
-from lvpcfg.trees.brackets import OnError, handling
 
 COLUMNS = {"upos": 3, "xpos": 4}
 NO_WORD = re.compile(r"\d+[-.]\d+")  # a range of words written as one, or an empty node
