@@ -1,0 +1,328 @@
+"""The arithmetic of charts: what "sum" and "product" mean while one routine fills the cells.
+
+`SUM` is ordinary arithmetic on scaled numbers: a cell is a mantissa vector times a power of two, so that
+all the work inside is plain matrix multiplication while the chart as a whole lives in log space. The
+others work on logarithms and are slower: `LOG` where even float64 mantissas underflow, `MAX` for the best
+derivation, `Sample` for random ones, `KBest` for the k best, `ENTROPY` and `DIVERGENCE` for those.
+
+Derivations come out as gradients: d total / d value is 1 where the value is used and 0 elsewhere, since
+the sums of `MAX`, `Sample` and `KBest` hand their gradient to the one term that was chosen.
+
+Values may carry leading dimensions of the algebra (k of them, or the parts of an expectation); everything
+else addresses dimensions from the right.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lvpcfg.errors import InputError
+
+LOG2 = math.log(2)
+CHUNK = 1 << 24  # numbers held at once by a product in a logarithmic algebra
+
+
+class Sum:
+    """Real numbers, positive or not, as mantissa * 2^exponent with one exponent a cell."""
+
+    lead: tuple[int, ...] = ()
+    signed = True
+
+    def value(self, parameter: Tensor) -> Tensor:
+        return parameter
+
+    def zeros(self, like: Tensor, *shape: int) -> Tensor:
+        return like.new_zeros(shape)
+
+    def times(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def plus(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.matmul(x, y)
+
+    def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """[..., k, lanes] twice -> [..., lanes], summed over k, with `weights` [..., k, 1]."""
+        product = x * y
+        return product.sum(-2) if weights is None else torch.matmul(weights.transpose(-1, -2), product).squeeze(-2)
+
+    def collect(self, rows: Tensor, target: Tensor, sources: Tensor) -> Tensor:
+        """[rows, cells] -> [targets, cells]: the sum of the rows of each target."""
+        return rows.new_zeros(sources.shape[0] + 1, rows.shape[1]).index_add(0, target, rows).narrow(0, 0, len(sources))
+
+    def keep(self, x: Tensor, allowed: Tensor) -> Tensor:
+        return x * allowed
+
+    def normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rescales each row by a power of two, so that its largest entry is in [1/2, 1).
+
+        Returns the rows, what they were divided by as an exponent [rows, 1], and the exponent they count with
+        from now on: -inf for rows of zeros, which have no say in the scale of others.
+        """
+        largest = x.abs().amax(-1, keepdim=True)
+        shift = torch.frexp(largest).exponent.to(x.dtype)
+        return x * torch.exp2(-shift), shift, shift.masked_fill(largest == 0, -math.inf)
+
+    def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
+        """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""
+        largest = exponents.amax(-2)
+        return torch.exp2(exponents - largest.clamp_min(-1e30).unsqueeze(-2)), largest
+
+    def scale(self, x: Tensor, weights: Tensor) -> Tensor:
+        return x * weights
+
+    def unscale(self, gradient: Tensor, shift: Tensor) -> Tensor:
+        """Backwards through `normalise`."""
+        return gradient * torch.exp2(-shift)
+
+    def log(self, total: Tensor, exponent: Tensor) -> Tensor:
+        """log |total * 2^exponent| in double precision."""
+        possible = total != 0
+        log = torch.where(possible, total, 1).to(torch.float64).abs().log()
+        return torch.where(possible, log + exponent.to(torch.float64) * LOG2, -math.inf)
+
+    def posterior(self, value: Tensor, gradient: Tensor) -> Tensor:
+        return value * gradient
+
+
+class Log:
+    """Logarithms of non-negative numbers; sums are log-sum-exp."""
+
+    lead: tuple[int, ...] = ()
+    signed = False
+
+    def value(self, parameter: Tensor) -> Tensor:
+        return safe_log(parameter)
+
+    def zeros(self, like: Tensor, *shape: int) -> Tensor:
+        return like.new_full((*self.lead, *shape), -math.inf)
+
+    def times(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def plus(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.add([x, y])
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        return self.sum(torch.stack(list(parts), -1)) if len(parts) > 1 else parts[0]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over the last dimension."""
+        total: Tensor = _Sum.apply(x, self)
+        return total
+
+    def reduce(self, x: Tensor) -> Tensor:
+        largest = x.amax(-1)
+        finite = torch.where(largest > -math.inf, largest, 0)
+        return (x - finite.unsqueeze(-1)).exp().sum(-1).log() + finite
+
+    def weights(self, x: Tensor, total: Tensor) -> Tensor:
+        """How much of a sum over the last dimension each term is; how its gradient is shared out."""
+        finite = torch.where(total > -math.inf, total, 0)
+        return (x - finite.unsqueeze(-1)).exp()
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        x, y = x.expand(*shape, *x.shape[-2:]), y.expand(*shape, *y.shape[-2:])
+        product: Tensor = _Matmul.apply(x.flatten(0, -3), y.flatten(0, -3), self) if shape else self._flat(x, y)
+        return product.reshape(*shape, *product.shape[-2:])
+
+    def _flat(self, x: Tensor, y: Tensor) -> Tensor:
+        product: Tensor = _Matmul.apply(x.unsqueeze(0), y.unsqueeze(0), self)
+        return product.squeeze(0)
+
+    def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        return self.sum((x + y).transpose(-1, -2))
+
+    def collect(self, rows: Tensor, target: Tensor, sources: Tensor) -> Tensor:
+        padded = torch.cat([rows, self.zeros(rows, 1, rows.shape[-1])], -2)
+        gathered = padded.index_select(-2, sources.flatten()).unflatten(-2, tuple(sources.shape))
+        return self.sum(gathered.transpose(-1, -2))
+
+    def keep(self, x: Tensor, allowed: Tensor) -> Tensor:
+        return torch.where(allowed, x, self.zeros(x, *[1] * (x.dim() - len(self.lead))))
+
+    def normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        nothing = x.new_zeros(()).expand(*x.shape[len(self.lead) : -1], 1)
+        return x, nothing, nothing
+
+    def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
+        return exponents, exponents.amax(-2)
+
+    def scale(self, x: Tensor, weights: Tensor) -> Tensor:
+        return x
+
+    def unscale(self, gradient: Tensor, shift: Tensor) -> Tensor:
+        return gradient
+
+    def log(self, total: Tensor, exponent: Tensor) -> Tensor:
+        return total.to(torch.float64)
+
+    def posterior(self, value: Tensor, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Max(Log):
+    """Logarithms; sums are maxima, and the gradient goes to one term even where terms tie."""
+
+    def reduce(self, x: Tensor) -> Tensor:
+        return x.amax(-1)
+
+    def weights(self, x: Tensor, total: Tensor) -> Tensor:
+        return torch.zeros_like(x).scatter(-1, x.argmax(-1, keepdim=True), 1) * (total > -math.inf).unsqueeze(-1)
+
+
+class Sample(Log):
+    """Log-sum-exp whose gradient goes to one term, drawn with its share of the sum as its probability."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def weights(self, x: Tensor, total: Tensor) -> Tensor:
+        uniform = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=self.generator)
+        drawn = (x - (-uniform.log()).log()).argmax(-1, keepdim=True)  # the largest of Gumbel-perturbed terms
+        return torch.zeros_like(x).scatter(-1, drawn, 1) * (total > -math.inf).unsqueeze(-1)
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over the last dimension in `Log`, `Max` or `Sample`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, algebra: Log) -> Tensor:
+        total = algebra.reduce(x)
+        ctx.save_for_backward(x, total)
+        ctx.algebra = algebra
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, total = ctx.saved_tensors
+        return gradient.unsqueeze(-1) * ctx.algebra.weights(x, total), None
+
+
+class _Matmul(torch.autograd.Function):
+    """[batch, i, k] x [batch, k, j] -> [batch, i, j] in `Log`, `Max` or `Sample`, a chunk of i at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, algebra: Log) -> Tensor:
+        columns = y.transpose(-1, -2)  # [batch, j, k]
+        product = torch.cat(
+            [algebra.reduce(part.unsqueeze(2) + columns.unsqueeze(1)) for part in _Matmul.parts(x, y)], 1
+        )
+        ctx.save_for_backward(x, y, product)
+        ctx.algebra = algebra
+        return product
+
+    @staticmethod
+    def parts(x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        return x.split(max(1, CHUNK // max(1, y.numel())), 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, y, product = ctx.saved_tensors
+        columns, dx, dy = y.transpose(-1, -2), [], torch.zeros_like(y)
+        at = 0
+        for part in _Matmul.parts(x, y):
+            rows = slice(at, at + part.shape[1])
+            at = rows.stop
+            weights = ctx.algebra.weights(part.unsqueeze(2) + columns.unsqueeze(1), product[:, rows])
+            shared = weights * gradient[:, rows].unsqueeze(-1)  # [batch, i, j, k]
+            dx.append(shared.sum(2))
+            dy += shared.sum(1).transpose(-1, -2)
+        return torch.cat(dx, 1), dy, None
+
+
+class _Parts(Log):
+    """An algebra whose values have a leading dimension: `times` and `sum` say what it means."""
+
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
+        """Products of chart values with chart values or parameters."""
+        return x + y
+
+    def times(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.combine(*self._aligned(x, y))
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = self._aligned(x.unsqueeze(-2), y.transpose(-1, -2).unsqueeze(-3))
+        return self.sum(self.combine(x, y))
+
+    def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        return self.sum(self.times(x, y).transpose(-1, -2))
+
+    def _aligned(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The same number of dimensions behind the leading one."""
+        longest = max(x.dim(), y.dim())
+        return self._padded(x, longest), self._padded(y, longest)
+
+    def _padded(self, x: Tensor, dimensions: int) -> Tensor:
+        return x.reshape(x.shape[0], *[1] * (dimensions - x.dim()), *x.shape[1:])
+
+
+class KBest(_Parts):
+    """The k best: values [k, ...] in descending order, -inf where there are fewer."""
+
+    def __init__(self, k: int) -> None:
+        self.k, self.lead = k, (k,)
+
+    def value(self, parameter: Tensor) -> Tensor:
+        log = safe_log(parameter)
+        return torch.cat([log.unsqueeze(0), log.new_full((self.k - 1, *log.shape), -math.inf)])
+
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
+        pairs = (x.unsqueeze(0) + y.unsqueeze(1)).flatten(0, 1)
+        return pairs.topk(self.k, 0).values
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.movedim(-1, 1).flatten(0, 1).topk(self.k, 0).values
+
+
+class Expectation(_Parts):
+    """(log p, E[f]) for a function f that adds up over a derivation: E under p of what has been built.
+
+    A parameter t with log-ratio f(t) carries (log t, f). With f = -log t this is the entropy up to log Z, and
+    with f = log t_p - log t_q the divergence.
+    """
+
+    lead = (2,)
+
+    def value(self, parameter: Tensor) -> Tensor:
+        """`parameter` is [2, ...]: t, and f(t)."""
+        t, f = parameter.unbind(0)
+        return torch.stack([safe_log(t), torch.where(t > 0, f, 0)])
+
+    def sum(self, x: Tensor) -> Tensor:
+        log, f = x.unbind(0)
+        total = super().sum(log)
+        share = (log - torch.where(total > -math.inf, total, 0).unsqueeze(-1)).exp()
+        return torch.stack([total, (share * f).sum(-1)])
+
+    def zeros(self, like: Tensor, *shape: int) -> Tensor:
+        return torch.stack([like.new_full(shape, -math.inf), like.new_zeros(shape)])
+
+
+def safe_log(x: Tensor) -> Tensor:
+    """log x, -inf at zero with gradient zero there."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1).log(), -math.inf)
+
+
+def require_nonnegative(tensors: Sequence[Tensor], what: str) -> None:
+    """What works on logarithms cannot serve signed parameters."""
+    if any(bool((tensor < 0).any()) for tensor in tensors):
+        raise InputError(f"{what} needs non-negative parameters, and this grammar has negative ones.")
+
+
+SUM, LOG, MAX = Sum(), Log(), Max()

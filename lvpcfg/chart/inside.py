@@ -1,0 +1,389 @@
+"""Inside and outside over all sentences of a batch, width by width.
+
+    inside   alpha(i,i)_a = Q^{a->x_i};   alpha(i,j) = sum_k T(alpha(i,k), alpha(k+1,j))
+    outside  beta(i,j) = d log Z / d alpha(i,j), by running the step of each width backwards
+
+(Cohen & Collins 2012, figure 2.) Finished cells are kept twice, by (start, width) and by (end, width counted
+down), so that the left children of all splits of all spans of a width are one contiguous view, and the right
+children another. A cell is a row of mantissas with an exponent of two; exponents are constants to the
+derivative, since any choice of them stands for the same number.
+
+The backward pass recomputes each width instead of keeping its products: memory is O(n^2) cells for every form
+and every arithmetic, and a form needs no derivative of its own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.algebra import SUM
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, RuleTensors
+
+AnyRules = RuleTensors | Kruskal
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Numbers for every span: [starts, batch, widths, lanes] and [ends, batch, widths counted down, lanes].
+
+    Its views of one width have cells = (start, sentence) as their first dimension.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @staticmethod
+    def made(empty: Callable[..., Tensor], length: int, batch: int, left: int, right: int) -> "Spans":
+        return Spans(empty((length, batch, length, left)), empty((length, batch, length, right)))
+
+    def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
+        """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
+        n = self.left.shape[-2]
+        splits, starts = width - 2 * least + 1, n - width + 1
+        left = self.left.narrow(-4, 0, starts).narrow(-2, least - 1, splits)
+        right = self.right.narrow(-4, width - 1, starts).narrow(-2, n - width + least, splits)
+        return left.flatten(-4, -3), right.flatten(-4, -3)
+
+    def own(self, width: int) -> tuple[Tensor, Tensor]:
+        """The spans themselves, as left and as right children of others, [cells, lanes]."""
+        n = self.left.shape[-2]
+        starts = n - width + 1
+        left, right = self.left.narrow(-4, 0, starts), self.right.narrow(-4, width - 1, starts)
+        return left.select(-2, width - 1).flatten(-3, -2), right.select(-2, n - width).flatten(-3, -2)
+
+    def write(self, width: int, left: Tensor, right: Tensor) -> None:
+        for view, values in zip(self.own(width), (left, right), strict=True):
+            view.copy_(values)
+
+    def rest(self, width: int, kind: str) -> Tensor:
+        """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
+        n = self.left.shape[-2]
+        starts = n - width + 1
+        if kind == BEFORE:
+            return self.right.narrow(-4, width - 1, starts).select(-2, n - width + 1).flatten(-3, -2)
+        return self.left.narrow(-4, 0, starts).select(-2, width - 2).flatten(-3, -2)
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """Which states spans may have, bool [starts, batch, widths, states]: in the bottom layer (binary rules and
+    words) and in the top layer (with unary rules over them)."""
+
+    bottom: Tensor
+    top: Tensor
+
+
+class Chart:
+    """The inside chart of a batch; the rows of a width are its cells, ordered by (start, sentence).
+
+    `leaf` is [length, batch, preterminal states]; it and the tensors of the form are in the chart's algebra.
+    """
+
+    def __init__(
+        self,
+        form: AnyRules,
+        leaf: Tensor,
+        algebra: Algebra = SUM,
+        lengths: Tensor | None = None,  # [batch], where some are shorter
+        allowed: Allowed | None = None,
+    ) -> None:
+        self.form, self.algebra, self.lengths, self.allowed = form, algebra, lengths, allowed
+        self.length, self.batch = leaf.shape[-3], leaf.shape[-2]
+        self.bottom: list[Tensor] = []  # for each width, [cells, interminal states]: binary rules
+        self.top: list[Tensor] = []  # for each width, [cells, interminal states]: unary rules over those
+        self.exponent: list[Tensor] = []  # for each width, [cells, 1]
+        self.shift: list[Tensor] = []  # for each width, [cells, 1]: what was taken out as the cell was written
+        self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
+        left, right = form.lanes
+        self.spans = Spans.made(lambda shape: leaf.new_empty((*algebra.lead, *shape)), self.length, self.batch, left, right)
+        self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1, 1)
+        self._read_words(leaf)
+        for width in range(2, self.length + 1):
+            self._fill(width)
+        self._finish()
+
+    def _read_words(self, leaf: Tensor) -> None:
+        """Width 1: words as children of binary rules, filled into the rules, and under unary rules."""
+        algebra, form = self.algebra, self.form
+        word, shift, exponent = algebra.normalise(leaf.flatten(-3, -2))
+        self.word = self._keep(word, "bottom", 1, words=True)
+        self.word_top = self._keep(self.word, "top", 1, words=True)
+        top = algebra.zeros(leaf, len(exponent), form.interminals)
+        if form.promotion is not None:
+            top = self._keep(algebra.matmul(self.word, form.promotion), "top", 1)
+        left, right, self.tables = form.words(algebra, self.word_top, top)
+        self._write(top, top, shift, exponent, left, right)
+
+    def _fill(self, width: int) -> None:
+        algebra, form = self.algebra, self.form
+        left, right = self.exponents.children(width, 1)
+        align, exponent = algebra.align(left + right)
+        self.align.append(align)
+        parts = [
+            form.blocks[term].apply(algebra, *self.operands(term, width), form.weights[term])
+            for term in form.terms(width)
+        ] or [algebra.zeros(self.word, len(exponent), form.interminals)]
+        cell, shift, taken = algebra.normalise(self._keep(algebra.add(parts), "bottom", width))
+        top = self._unary(cell, form.closure, width)
+        lanes = form.project(algebra, top) if width < self.length else (None, None)
+        self._write(cell, top, shift, exponent + taken, *lanes)
+
+    def _write(
+        self, bottom: Tensor, top: Tensor, shift: Tensor, exponent: Tensor, left: Tensor | None, right: Tensor | None
+    ) -> None:
+        self.bottom.append(bottom)
+        self.top.append(top)
+        self.shift.append(shift)
+        self.exponent.append(exponent)
+        width = len(self.top)
+        self.exponents.write(width, exponent, exponent)
+        if left is not None and right is not None:
+            self.spans.write(width, left, right)
+
+    def _finish(self) -> None:
+        """The cell of the whole sentence, and log Z."""
+        batch, inner = self.batch, self.form.interminals
+        if self.length == 1 or self.lengths is not None:
+            self.final = torch.cat([self.top[0].narrow(-2, 0, batch), self.word_top.narrow(-2, 0, batch)], -1)
+            self.final_exponent = self.exponent[0].narrow(0, 0, batch)
+        else:
+            nothing = self.algebra.zeros(self.word, batch, self.word.shape[-1])
+            self.final = torch.cat([self.top[-1], nothing], -1)
+            self.final_exponent = self.exponent[-1]
+        if self.lengths is not None:
+            nothing = self.algebra.zeros(self.word, batch, self.word.shape[-1])
+            for width in range(2, self.length + 1):
+                here = self.lengths == width
+                cell = torch.cat([self.top[width - 1].narrow(-2, 0, batch), nothing], -1)
+                self.final = torch.where(here.unsqueeze(-1), cell, self.final)
+                exponent = self.exponent[width - 1].narrow(0, 0, batch)
+                self.final_exponent = torch.where(here.unsqueeze(-1), exponent, self.final_exponent)
+        total = self._total(self.final, self.form.root)
+        self.log_z = self.algebra.log(total, self.final_exponent.squeeze(-1))
+        self.sign = total.sign()
+
+    def _total(self, final: Tensor, root: Tensor) -> Tensor:
+        return self.algebra.matmul(final, root.unsqueeze(-1)).squeeze(-1)
+
+    def _unary(self, cell: Tensor, closure: Tensor | None, width: int) -> Tensor:
+        return self._keep(cell if closure is None else self.algebra.matmul(cell, closure), "top", width)
+
+    def _keep(
+        self, cells: Tensor, layer: str, width: int, words: bool = False, gradient: bool = False
+    ) -> Tensor:
+        """Only the states that are allowed."""
+        if self.allowed is None:
+            return cells
+        mask: Tensor = getattr(self.allowed, layer)
+        rows = mask.narrow(0, 0, self.length - width + 1).select(2, width - 1).flatten(0, 1)
+        first = self.form.interminals if words else 0
+        rows = rows.narrow(-1, first, cells.shape[-1])
+        return cells * rows if gradient else self.algebra.keep(cells, rows)
+
+    def window(self, words: Tensor, width: int, kind: str, dimension: int) -> Tensor:
+        """What belongs to the first words of the spans of a width, or to their last."""
+        cells = (self.length - width + 1) * self.batch
+        return words.narrow(dimension, (width - 1) * self.batch if kind == AFTER else 0, cells)
+
+    def operands(self, term: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a term is applied to: two children, or the rules with a word filled in and the rest of the span;
+        and the weights that align the splits."""
+        kind, least, align = self.form.blocks[term].kind, self.form.narrowest, self.align[width - 1]
+        if kind == INNER:
+            left, right = self.spans.children(width, least)
+            return left, right, align.narrow(1, least - 1, width - 2 * least + 1)
+        if kind == WORDS:
+            words = self.form.pad(self.algebra, self.word_top)
+            first, last = self.window(words, width, BEFORE, -2), self.window(words, width, AFTER, -2)
+            return first.unsqueeze(-2), last.unsqueeze(-2), align
+        table = self.window(self.tables[self.form.table_of(term)], width, kind, -3)
+        return table, self.spans.rest(width, kind), align.select(1, 0 if kind == BEFORE else width - 2)
+
+
+class Outside:
+    """The derivative of log Z, weighted by a number for each sentence, by everything a chart was made of.
+
+    beta of a cell is the derivative by its mantissas, so that alpha * beta is the posterior as it stands.
+    """
+
+    def __init__(self, chart: Chart, gradient: Tensor, parameters: bool = False) -> None:
+        self.chart, self.parameters = chart, parameters
+        self.tensors: list[Tensor | None] = [None] * len(chart.form.tensors)  # where parameters are asked for
+        self.top: list[Tensor] = []  # for each width, [cells, interminal states]; widest first until the end
+        self.bottom: list[Tensor] = []
+        self.spans = Spans(torch.zeros_like(chart.spans.left), torch.zeros_like(chart.spans.right))
+        self.tables = [torch.zeros_like(table) for table in chart.tables]
+        self.words = torch.zeros_like(chart.form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
+        self.transposed = [weights.transpose(-1, -2).contiguous() for weights in chart.form.weights]
+        self._begin(gradient)
+        for width in range(chart.length, 1, -1):
+            self._undo(width)
+        self._undo_words()
+        self.top.reverse()
+        self.bottom.reverse()
+
+    def _begin(self, gradient: Tensor) -> None:
+        chart = self.chart
+
+        def log_z(final: Tensor, root: Tensor) -> Tensor:
+            return chart.algebra.log(chart._total(final, root), chart.final_exponent.squeeze(-1))
+
+        self.final, root = _backward(log_z, [chart.final, chart.form.root], [gradient], [True, self.parameters])
+        self._add(0, [root])
+
+    def _add(self, place: int, gradients: Sequence[Tensor | None]) -> None:
+        for i, gradient in enumerate(gradients, place):
+            if gradient is not None:
+                known = self.tensors[i]
+                self.tensors[i] = gradient if known is None else known.add_(gradient)
+
+    def _undo(self, width: int) -> None:
+        chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
+        top = self._add_final(width, self._from_parents(width))
+        bottom = top
+        if form.closure is not None or chart.allowed is not None:
+            closure = [] if form.closure is None else [form.closure]
+            bottom, *unary = _backward(
+                lambda cell, *closure: chart._unary(cell, *(closure or [None]), width),
+                [chart.bottom[width - 1], *closure],
+                [top],
+                [True, *[self.parameters] * len(closure)],
+            )
+            self._add(1, unary)
+        self.top.append(top)
+        self.bottom.append(bottom)
+        cell = chart._keep(algebra.unscale(bottom, chart.shift[width - 1]), "bottom", width, gradient=True)
+
+        terms = form.terms(width)
+        for term, share in zip(terms, self._shares(cell, terms, width), strict=True):
+            block, place = form.blocks[term], len(form.tensors) - len(form.weights) + term
+            parameters = self.parameters and block.kind in (INNER, WORDS)
+            operands, into = chart.operands(term, width), self._into(term, width)
+            if algebra is SUM:
+                weights = self._accumulator(place) if parameters else None
+                block.undo(*operands, self.transposed[term], share, (*into, weights))
+            else:
+                *found, weights = _backward(
+                    lambda one, two, weights: block.apply(algebra, one, two, operands[2], weights),
+                    [*operands[:2], form.weights[term]],
+                    [share],
+                    [True, True, parameters],
+                )
+                self._add(place, [weights])
+                for view, gradient in zip(into, found, strict=True):
+                    view.add_(gradient)
+
+    def _into(self, term: int, width: int) -> tuple[Tensor, Tensor]:
+        """Where the gradients of the operands of a term are added up."""
+        chart, kind = self.chart, self.chart.form.blocks[term].kind
+        if kind == INNER:
+            return self.spans.children(width, chart.form.narrowest)
+        if kind == WORDS:
+            first, last = chart.window(self.words, width, BEFORE, -2), chart.window(self.words, width, AFTER, -2)
+            return first.unsqueeze(-2), last.unsqueeze(-2)
+        table = chart.window(self.tables[chart.form.table_of(term)], width, kind, -3)
+        return table, self.spans.rest(width, kind)
+
+    def _accumulator(self, place: int) -> Tensor:
+        known = self.tensors[place]
+        if known is None:
+            known = self.tensors[place] = torch.zeros_like(self.chart.form.tensors[place])
+        return known
+
+    def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
+        """The gradient of each of the terms that a cell is the sum of."""
+        chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
+        if algebra is SUM or len(terms) < 2:
+            return [cell] * len(terms)
+        parts = [
+            form.blocks[term].apply(algebra, *chart.operands(term, width), form.weights[term]) for term in terms
+        ]
+        return _backward(lambda *parts: algebra.add(parts), parts, [cell], [True] * len(parts))
+
+    def _from_parents(self, width: int) -> Tensor:
+        """From the lanes of a cell to the cell."""
+        form = self.chart.form
+        if width == self.chart.length:
+            return torch.zeros_like(self.chart.top[width - 1])
+        left, right = self.spans.own(width)
+        if not form.projects:
+            return (left + right).narrow(-1, 0, form.interminals)
+        top, *weights = _backward(
+            lambda top, *weights: form.with_weights(weights).project(self.chart.algebra, top),
+            [self.chart.top[width - 1], *form.weights],
+            [left, right],
+            [True, *[self.parameters] * len(form.weights)],
+        )
+        self._add(len(form.tensors) - len(form.weights), weights)
+        return top
+
+    def _add_final(self, width: int, top: Tensor) -> Tensor:
+        """The share of the sentences that are as long as this."""
+        chart = self.chart
+        share = self.final.narrow(-1, 0, chart.form.interminals)
+        if chart.lengths is None:
+            return share if width == chart.length else top
+        share = torch.where((chart.lengths == width).unsqueeze(-1), share, 0)
+        rest = top.shape[-2] - chart.batch
+        return top + torch.nn.functional.pad(share, (0, 0, 0, rest))
+
+    def _undo_words(self) -> None:
+        chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
+        weights, unary = len(form.weights), form.promotion is not None
+        place = len(form.tensors) - weights
+
+        def filled(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
+            left, right, tables = form.with_weights(weights).words(algebra, word, top)
+            return [*tables] if left is None or right is None else [left, right, *tables]
+
+        gradients = [*(self.spans.own(1) if form.narrowest == 1 else ()), *self.tables]
+        word_top, top, *found = _backward(
+            filled,
+            [chart.word_top, chart.top[0], *form.weights],
+            gradients,
+            [True, unary, *[self.parameters] * weights],
+        )
+        self._add(place, found)
+        word_top = self.words.narrow(-1, 0, chart.word.shape[-1]) + (0 if word_top is None else word_top)
+        top = torch.zeros_like(chart.top[0]) if top is None else top
+        if chart.length == 1 or chart.lengths is not None:
+            here = self.final if chart.lengths is None else torch.where((chart.lengths == 1).unsqueeze(-1), self.final, 0)
+            here = torch.nn.functional.pad(here, (0, 0, 0, word_top.shape[-2] - chart.batch))
+            word_top = word_top + here.narrow(-1, form.interminals, word_top.shape[-1])
+            top = top + here.narrow(-1, 0, form.interminals)
+        self.word_top, word = word_top, chart._keep(word_top, "top", 1, words=True, gradient=True)
+        self.top.append(top)
+        self.bottom.append(torch.zeros_like(top))
+        if form.promotion is not None:
+            masked = chart._keep(top, "top", 1, gradient=True)
+            promoted, promotion = _backward(
+                algebra.matmul, [chart.word, form.promotion], [masked], [True, self.parameters]
+            )
+            self._add(2, [promotion])
+            word = word + promoted
+        self.word = word
+        leaf = chart._keep(algebra.unscale(word, chart.shift[0]), "bottom", 1, words=True, gradient=True)
+        self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
+
+
+def _backward(
+    function: Callable[..., Any], inputs: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Any]:
+    """The gradients of the wanted inputs of a function, given those of its outputs; None where there are none."""
+    found: list[Any] = [None] * len(inputs)
+    if not gradients or not any(wanted):
+        return found
+    leaves = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
+    with torch.enable_grad():
+        outputs = function(*leaves)
+    places = [i for i, want in enumerate(wanted) if want]
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    computed = torch.autograd.grad(outputs, [leaves[i] for i in places], gradients, allow_unused=True)
+    for i, gradient in zip(places, computed, strict=True):
+        found[i] = gradient
+    return found
