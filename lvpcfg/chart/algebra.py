@@ -206,7 +206,7 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, total = ctx.saved_tensors
         return gradient.unsqueeze(-1) * ctx.algebra.weights(x, total), None
@@ -230,7 +230,7 @@ class _Matmul(torch.autograd.Function):
         return x.split(max(1, CHUNK // max(1, y.numel())), 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y, product = ctx.saved_tensors
         columns, dx, dy = y.transpose(-1, -2), [], torch.zeros_like(y)

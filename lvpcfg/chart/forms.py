@@ -24,13 +24,9 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM, Log, Sum
-from lvpcfg.errors import InputError
-from lvpcfg.grammar.grammar import Grammar
 
 Algebra = Sum | Log
 INNER, BEFORE, AFTER, WORDS = "inner", "before", "after", "words"  # which children are words
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +45,14 @@ class Block:
     right: Tensor | None  # [pairs, z]
     parent: Tensor | None  # [rules, x]
     sources: Tensor | None  # [parent states, most rules]: the rows that add up to each
+    places: Tensor | None  # in `Grammar.binary`, in the shape of the weights; one past the last is zero
 
     # The weights of a block are [rules, y * z, x], or with a word to be filled in
     # [rules, y, z * x] (before) and [rules, z, y * x] (after).
 
     def table(self, algebra: Algebra, word: Tensor, weights: Tensor) -> Tensor:
         """The rules with each word filled in: [rules, words, (states of the other child), x]."""
-        picked = _select(word, self.left if self.kind == BEFORE else self.right)  # [rules, words, y]
+        picked = select(word, self.left if self.kind == BEFORE else self.right)  # [rules, words, y]
         return _product(algebra, picked, weights).unflatten(-1, (-1, self.shape[0]))
 
     def apply(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
@@ -78,11 +75,11 @@ class Block:
 
     def _rest(self, cells: Tensor) -> Tensor:
         """[rules, cells, 1, states of the child that is no word]"""
-        return _select(cells, self.right if self.kind == BEFORE else self.left).unsqueeze(-2)
+        return select(cells, self.right if self.kind == BEFORE else self.left).unsqueeze(-2)
 
     def _outer(self, algebra: Algebra, left: Tensor, right: Tensor) -> Tensor:
         """The products of the children's states, summed over the splits, [rules, cells, y * z]."""
-        left, right = _select(left, self.left, 2), _select(right, self.right, 2)
+        left, right = select(left, self.left, 2), select(right, self.right, 2)
         if left.shape[-1] == right.shape[-1] == 1:
             outer = algebra.dot(left, right)
         else:
@@ -103,7 +100,7 @@ class Block:
         Written out because it is where the time goes. `transposed` are the weights, transposed.
         """
         into_one, into_two, into_weights = into
-        rows = _select(gradient, self.parent)  # [rules, cells, x]
+        rows = select(gradient, self.parent)  # [rules, cells, x]
         if self.kind in (BEFORE, AFTER):
             rest, rows = self._rest(two * align), rows.unsqueeze(-2)
             into_one.addcmul_(rest.transpose(-1, -2), rows)
@@ -114,7 +111,7 @@ class Block:
         scaled = one * align
         if into_weights is not None:
             into_weights.baddbmm_(self._outer(SUM, scaled, two).transpose(-1, -2), rows)
-        left, right = _select(scaled, self.left, 2), _select(two, self.right, 2)
+        left, right = select(scaled, self.left, 2), select(two, self.right, 2)
         outer = torch.matmul(rows, transposed)  # [rules, cells, y * z]
         if self.pair is not None:
             outer = outer.new_zeros(left.shape[0], *outer.shape[1:]).index_add_(0, self.pair, outer)
@@ -131,10 +128,10 @@ class Block:
 
         `outside` is [cells, states], the derivative of log Z: these are posteriors.
         """
-        parent = _select(outside, self.parent)  # [rules, cells, x]
+        parent = select(outside, self.parent)  # [rules, cells, x]
         if self.kind != INNER:
             return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
-        left, right = _select(one * align, self.left, 2), _select(two, self.right, 2)
+        left, right = select(one * align, self.left, 2), select(two, self.right, 2)
         if self.pair is not None:
             left, right = left.index_select(0, self.pair), right.index_select(0, self.pair)
         lifted = torch.matmul(parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
@@ -148,7 +145,7 @@ def _product(algebra: Algebra, x: Tensor, y: Tensor) -> Tensor:
     return algebra.times(x, y) if x.shape[-1] == 1 else algebra.matmul(x, y)
 
 
-def _select(cells: Tensor, states: Tensor | None, dimensions: int = 1) -> Tensor:
+def select(cells: Tensor, states: Tensor | None, dimensions: int = 1) -> Tensor:
     """[cells, (splits,) states] -> [groups, cells, (splits,) m], by whole rows: fast where m is 1."""
     if states is None:
         return cells.unsqueeze(-dimensions - 2)
@@ -157,12 +154,11 @@ def _select(cells: Tensor, states: Tensor | None, dimensions: int = 1) -> Tensor
 
 
 def _deposit(picked: Tensor, states: Tensor | None, size: int, dimensions: int = 1) -> Tensor:
-    """Backwards through `_select`: [groups, cells, (splits,) m] -> [cells, (splits,) states]."""
+    """Backwards through `select`: [groups, cells, (splits,) m] -> [cells, (splits,) states]."""
     if states is None:
         return picked.squeeze(0)
     rows = picked.movedim(-1, 1).flatten(0, 1)
     return rows.new_zeros(size, *rows.shape[1:]).index_add_(0, states.flatten(), rows).movedim(0, -1)
-
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,9 +225,7 @@ class RuleTensors(Form):
         cells = self.pad(algebra, top)
         return cells, cells
 
-    def words(
-        self, algebra: Algebra, word: Tensor, top: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
         """The lanes of single words, and the rules with each word filled in."""
         padded = self.pad(algebra, word)
         tables = [
@@ -270,9 +264,7 @@ class Kruskal(Form):
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, Tensor]:
         return _halves(algebra.matmul(top, self.weights[1]))
 
-    def words(
-        self, algebra: Algebra, word: Tensor, top: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
         lanes = algebra.matmul(word, self.weights[2])
         if self.closure is not None:
             lanes = algebra.plus(lanes, algebra.matmul(top, self.weights[1]))
@@ -314,128 +306,3 @@ class Lanes:
         lanes = torch.matmul(gradient, transposed).unsqueeze(-2) * align
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)
-
-
-def exact(grammar: Grammar) -> RuleTensors:
-    """The rule tensors of a grammar, in blocks of one shape."""
-    inner, device = len(grammar.symbols.interminals), grammar.root.device
-    m, rules = grammar.states.cpu(), grammar.binary_rules.cpu()
-    interminals = int(m[:inner].sum())
-    rounded = torch.tensor(SIZES)[torch.searchsorted(torch.tensor(SIZES), m)] if len(m.unique()) > 1 else m
-    if inner == len(m) - inner == 1:
-        rounded = m  # one dense tensor
-    first = grammar.first_state.cpu()[:-1] - torch.where(torch.arange(len(m)) < inner, 0, interminals)
-    past = torch.where(torch.arange(len(m)) < inner, interminals, int(m[inner:].sum()))
-    padded = bool((rounded != m).any())
-    begin, beyond = grammar.binary_starts.cpu(), len(grammar.binary)
-    flat = torch.cat([grammar.binary, grammar.binary.new_zeros(1)])
-
-    def states(symbols: Tensor, size: int) -> Tensor:  # [symbols, size]
-        place = torch.arange(size)
-        inside = place < m[symbols].unsqueeze(1)
-        return torch.where(inside, first[symbols].unsqueeze(1) + place, past[symbols].unsqueeze(1))
-
-    def index(block: Tensor, shape: tuple[int, int, int]) -> Tensor:  # [rules, x, y, z]: places in `flat`
-        ma, mb, mc = m[rules[block]].unsqueeze(-1).unsqueeze(-1).unsqueeze(-1).unbind(1)
-        x, y, z = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
-        place = begin[block].view(-1, 1, 1, 1) + (x * mb + y) * mc + z
-        return torch.where((x < ma) & (y < mb) & (z < mc), place, beyond)
-
-    kinds = 2 * (rules[:, 1] >= inner).long() + (rules[:, 2] >= inner).long()
-    keys = torch.cat([kinds.unsqueeze(1), rounded[rules]], 1)
-    blocks, weights = [], []
-    for key in keys.unique(dim=0):
-        number, *sizes = key.tolist()
-        kind, shape = (INNER, AFTER, BEFORE, WORDS)[number], (sizes[0], sizes[1], sizes[2])
-        group = (keys == key).all(1).nonzero().squeeze(1)
-        group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
-        lanes = shape[1] * shape[2] if kind in (INNER, WORDS) else shape[0] * max(shape[1:])
-        for block in group.split(max(1, LANES // lanes)):
-            a, b, c = rules[block].unbind(1)
-            pair = None
-            if kind in (INNER, WORDS):
-                pairs, pair = torch.unique_consecutive(b * len(m) + c, return_inverse=True)
-                b, c = pairs // len(m), pairs % len(m)
-                pair = None if len(pairs) == len(block) else pair.to(device)
-            whole = not padded and inner == len(m) - inner == 1
-            parent = states(a, shape[0])
-            blocks.append(
-                Block(
-                    kind,
-                    shape,
-                    rules=block.to(device),
-                    pair=pair,
-                    left=None if whole else states(b, shape[1]).to(device),
-                    right=None if whole else states(c, shape[2]).to(device),
-                    parent=None if whole else parent.to(device),
-                    sources=None if whole else _sources(parent.flatten(), interminals).to(device),
-                )
-            )
-            order = (0, 3, 2, 1) if kind == AFTER else (0, 2, 3, 1)
-            places = index(block, shape).permute(order).flatten(1 if kind in (INNER, WORDS) else 2, -2 if kind in (INNER, WORDS) else -1)
-            weights.append(flat.take(places.to(device)))
-    closure, promotion = unary_closure(grammar)
-    return RuleTensors(grammar.root, closure, promotion, tuple(weights), interminals, tuple(blocks), padded)
-
-
-def _sources(target: Tensor, size: int) -> Tensor:
-    """[size, most]: the rows that go to each target, and one past the last row as padding."""
-    rows = target.argsort(stable=True)
-    rows = rows[target[rows] < size]
-    counts = torch.bincount(target[rows], minlength=size)
-    place = torch.arange(max(1, int(counts.max())))
-    begin = (counts.cumsum(0) - counts).unsqueeze(1)
-    padded = torch.cat([rows, rows.new_tensor([len(target)])])
-    return padded[torch.where(place < counts.unsqueeze(1), begin + place, len(rows))]
-
-
-def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Bottom -> top layer, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
-    if not len(grammar.unary_rules):
-        return None, None
-    chains = unary_matrix(grammar)  # [interminals, states]
-    inner = len(chains)
-    identity = torch.eye(inner, dtype=chains.dtype, device=chains.device)
-    closure = torch.linalg.inv(identity - chains.narrow(1, 0, inner))
-    return closure.T, (closure @ chains.narrow(1, inner, chains.shape[1] - inner)).T
-
-
-def unary_matrix(grammar: Grammar) -> Tensor:
-    """R of all unary rules as one matrix, [interminal states, states]."""
-    m, states = grammar.states, len(grammar.root)
-    a, b = grammar.unary_rules.unbind(1)
-    rule = torch.repeat_interleave(m[a] * m[b], output_size=len(grammar.unary))
-    within = torch.arange(len(grammar.unary), device=m.device) - grammar.unary_starts[rule]
-    parent = grammar.first_state[a[rule]] + within // m[b[rule]]
-    child = grammar.first_state[b[rule]] + within % m[b[rule]]
-    inner = int(grammar.first_state[len(grammar.symbols.interminals)])
-    return grammar.unary.new_zeros(inner * states).index_add(0, parent * states + child, grammar.unary).view(inner, states)
-
-
-def dense(root: Tensor, rules: Tensor) -> RuleTensors:
-    """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
-    inner, states, _ = rules.shape
-    outer = states - inner
-    lifted = rules.permute(1, 2, 0)  # left, right, parent
-    none = torch.zeros(1, dtype=torch.int64, device=rules.device)
-    blocks, weights = [], []
-    for number, kind in enumerate((INNER, AFTER, BEFORE, WORDS)):
-        y, z = (outer if number & 2 else inner), (outer if number & 1 else inner)
-        part = lifted.narrow(0, inner if number & 2 else 0, y).narrow(1, inner if number & 1 else 0, z)
-        blocks.append(Block(kind, (inner, y, z), none, None, None, None, None, None))
-        if kind == AFTER:
-            weights.append(part.transpose(0, 1).reshape(1, z, y * inner))
-        elif kind == BEFORE:
-            weights.append(part.reshape(1, y, z * inner))
-        else:
-            weights.append(part.reshape(1, y * z, inner))
-    return RuleTensors(root, None, None, tuple(weights), inner, tuple(blocks), padded=False)
-
-
-def kruskal(root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None) -> Kruskal:
-    """A whole-grammar Kruskal form: u [rank, interminals], v and w [rank, states]."""
-    inner = u.shape[1]
-    both = torch.cat([v, w]).T  # [states, 2 rank]
-    closure, promotion = (None, None) if source is None else unary_closure(source)
-    weights = (u, both.narrow(0, 0, inner), both.narrow(0, inner, len(both) - inner))
-    return Kruskal(root, closure, promotion, weights, inner, None if source is None else exact(source))

@@ -12,8 +12,8 @@ The backward pass recomputes each width instead of keeping its products: memory 
 and every arithmetic, and a form needs no derivative of its own.
 """
 
-import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, RuleTensors
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Kruskal, Lanes, RuleTensors
 
 AnyRules = RuleTensors | Kruskal
 
@@ -100,7 +100,9 @@ class Chart:
         self.shift: list[Tensor] = []  # for each width, [cells, 1]: what was taken out as the cell was written
         self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
         left, right = form.lanes
-        self.spans = Spans.made(lambda shape: leaf.new_empty((*algebra.lead, *shape)), self.length, self.batch, left, right)
+        self.spans = Spans.made(
+            lambda shape: leaf.new_empty((*algebra.lead, *shape)), self.length, self.batch, left, right
+        )
         self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1, 1)
         self._read_words(leaf)
         for width in range(2, self.length + 1):
@@ -147,7 +149,7 @@ class Chart:
 
     def _finish(self) -> None:
         """The cell of the whole sentence, and log Z."""
-        batch, inner = self.batch, self.form.interminals
+        batch = self.batch
         if self.length == 1 or self.lengths is not None:
             self.final = torch.cat([self.top[0].narrow(-2, 0, batch), self.word_top.narrow(-2, 0, batch)], -1)
             self.final_exponent = self.exponent[0].narrow(0, 0, batch)
@@ -173,9 +175,7 @@ class Chart:
     def _unary(self, cell: Tensor, closure: Tensor | None, width: int) -> Tensor:
         return self._keep(cell if closure is None else self.algebra.matmul(cell, closure), "top", width)
 
-    def _keep(
-        self, cells: Tensor, layer: str, width: int, words: bool = False, gradient: bool = False
-    ) -> Tensor:
+    def _keep(self, cells: Tensor, layer: str, width: int, words: bool = False, gradient: bool = False) -> Tensor:
         """Only the states that are allowed."""
         if self.allowed is None:
             return cells
@@ -184,6 +184,16 @@ class Chart:
         first = self.form.interminals if words else 0
         rows = rows.narrow(-1, first, cells.shape[-1])
         return cells * rows if gradient else self.algebra.keep(cells, rows)
+
+    def seen_through(self, form: RuleTensors) -> "Chart":
+        """The same cells as children of the rules of another form over the same states."""
+        chart = copy(self)
+        chart.form = form
+        chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, *form.lanes)
+        _, _, chart.tables = form.words(self.algebra, self.word_top, self.top[0])
+        for width, top in enumerate(self.top, 1):
+            chart.spans.write(width, *form.project(self.algebra, top))
+        return chart
 
     def window(self, words: Tensor, width: int, kind: str, dimension: int) -> Tensor:
         """What belongs to the first words of the spans of a width, or to their last."""
@@ -249,7 +259,7 @@ class Outside:
         if form.closure is not None or chart.allowed is not None:
             closure = [] if form.closure is None else [form.closure]
             bottom, *unary = _backward(
-                lambda cell, *closure: chart._unary(cell, *(closure or [None]), width),
+                lambda cell, *closure: chart._unary(cell, closure[0] if closure else None, width),
                 [chart.bottom[width - 1], *closure],
                 [top],
                 [True, *[self.parameters] * len(closure)],
@@ -269,7 +279,7 @@ class Outside:
                 block.undo(*operands, self.transposed[term], share, (*into, weights))
             else:
                 *found, weights = _backward(
-                    lambda one, two, weights: block.apply(algebra, one, two, operands[2], weights),
+                    partial(_apply, block, algebra, operands[2]),
                     [*operands[:2], form.weights[term]],
                     [share],
                     [True, True, parameters],
@@ -300,9 +310,7 @@ class Outside:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
         if algebra is SUM or len(terms) < 2:
             return [cell] * len(terms)
-        parts = [
-            form.blocks[term].apply(algebra, *chart.operands(term, width), form.weights[term]) for term in terms
-        ]
+        parts = [form.blocks[term].apply(algebra, *chart.operands(term, width), form.weights[term]) for term in terms]
         return _backward(lambda *parts: algebra.add(parts), parts, [cell], [True] * len(parts))
 
     def _from_parents(self, width: int) -> Tensor:
@@ -352,7 +360,9 @@ class Outside:
         word_top = self.words.narrow(-1, 0, chart.word.shape[-1]) + (0 if word_top is None else word_top)
         top = torch.zeros_like(chart.top[0]) if top is None else top
         if chart.length == 1 or chart.lengths is not None:
-            here = self.final if chart.lengths is None else torch.where((chart.lengths == 1).unsqueeze(-1), self.final, 0)
+            here = (
+                self.final if chart.lengths is None else torch.where((chart.lengths == 1).unsqueeze(-1), self.final, 0)
+            )
             here = torch.nn.functional.pad(here, (0, 0, 0, word_top.shape[-2] - chart.batch))
             word_top = word_top + here.narrow(-1, form.interminals, word_top.shape[-1])
             top = top + here.narrow(-1, 0, form.interminals)
@@ -369,6 +379,10 @@ class Outside:
         self.word = word
         leaf = chart._keep(algebra.unscale(word, chart.shift[0]), "bottom", 1, words=True, gradient=True)
         self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
+
+
+def _apply(block: Block | Lanes, algebra: Algebra, align: Tensor, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
+    return block.apply(algebra, one, two, align, weights)
 
 
 def _backward(

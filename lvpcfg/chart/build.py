@@ -1,0 +1,153 @@
+"""Grammars and tensors -> forms."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Block, Kruskal, RuleTensors
+from lvpcfg.grammar.grammar import Grammar
+
+SIZES = torch.tensor([1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256])
+LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
+
+
+def exact(grammar: Grammar) -> RuleTensors:
+    """The rule tensors of a grammar, in blocks of one shape; numbers of states are rounded up to a few sizes."""
+    inner, device = len(grammar.symbols.interminals), grammar.root.device
+    m, rules = grammar.states.cpu(), grammar.binary_rules.cpu()
+    interminals = int(m[:inner].sum())
+    whole = inner == 1 and len(m) == 2  # one tensor, no choice of states
+    rounded = m if whole or len(m.unique()) == 1 else _rounded(m)
+    is_inner = torch.arange(len(m)) < inner
+    first = grammar.first_state.cpu()[:-1] - torch.where(is_inner, 0, interminals)
+    past = torch.where(is_inner, interminals, int(m[inner:].sum()))
+    begin, beyond = grammar.binary_starts.cpu(), len(grammar.binary)
+
+    def states(symbols: Tensor, size: int) -> Tensor | None:  # [symbols, size]
+        if whole:
+            return None
+        place = torch.arange(size)
+        inside = place < m[symbols].unsqueeze(1)
+        return torch.where(inside, first[symbols].unsqueeze(1) + place, past[symbols].unsqueeze(1)).to(device)
+
+    def places(block: Tensor, kind: str, shape: tuple[int, int, int]) -> Tensor:
+        ma, mb, mc = m[rules[block]].view(-1, 3, 1, 1, 1).unbind(1)
+        x, y, z = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
+        place = begin[block].view(-1, 1, 1, 1) + (x * mb + y) * mc + z
+        place = torch.where((x < ma) & (y < mb) & (z < mc), place, beyond)  # [rules, x, y, z]
+        place = place.permute(0, 3, 2, 1) if kind == AFTER else place.permute(0, 2, 3, 1)
+        place = place.flatten(1, 2) if kind in (INNER, WORDS) else place.flatten(2, 3)
+        return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)
+
+    kinds = 2 * (rules[:, 1] >= inner).long() + (rules[:, 2] >= inner).long()
+    keys = torch.cat([kinds.unsqueeze(1), rounded[rules]], 1)
+    blocks = []
+    for key in keys.unique(dim=0):
+        number, x, y, z = key.tolist()
+        kind = (INNER, AFTER, BEFORE, WORDS)[number]
+        group = (keys == key).all(1).nonzero().squeeze(1)
+        group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
+        lanes = y * z if kind in (INNER, WORDS) else x * max(y, z)
+        for block in group.split(max(1, LANES // lanes)):
+            a, b, c = rules[block].unbind(1)
+            pair = None
+            if kind in (INNER, WORDS):
+                pairs, pair = torch.unique_consecutive(b * len(m) + c, return_inverse=True)
+                b, c = pairs // len(m), pairs % len(m)
+                pair = None if len(pairs) == len(block) else pair.to(device)
+            parent = states(a, x)
+            blocks.append(
+                Block(
+                    kind=kind,
+                    shape=(x, y, z),
+                    rules=block.to(device),
+                    pair=pair,
+                    left=states(b, y),
+                    right=states(c, z),
+                    parent=parent,
+                    sources=None if parent is None else _sources(parent.cpu().flatten(), interminals).to(device),
+                    places=places(block, kind, (x, y, z)),
+                )
+            )
+    padded = bool((rounded != m).any())
+    return with_parameters(RuleTensors(grammar.root, None, None, (), interminals, tuple(blocks), padded), grammar)
+
+
+def with_parameters(form: RuleTensors, grammar: Grammar) -> RuleTensors:
+    """The same rules with the parameters of `grammar`, differentiable by them."""
+    flat = torch.cat([grammar.binary, grammar.binary.new_zeros(1)])
+    places = [block.places for block in form.blocks if block.places is not None]
+    weights = tuple(flat.index_select(0, place.flatten()).view(place.shape) for place in places)
+    closure, promotion = unary_closure(grammar)
+    return replace(form, root=grammar.root, closure=closure, promotion=promotion, weights=weights)
+
+
+def _rounded(m: Tensor) -> Tensor:
+    """Up to the next of SIZES, if there is one."""
+    return torch.where(m <= SIZES[-1], SIZES[torch.searchsorted(SIZES, m).clamp_max(len(SIZES) - 1)], m)
+
+
+def _sources(target: Tensor, size: int) -> Tensor:
+    """[size, most]: the rows that go to each target, and one past the last row as padding."""
+    rows = target.argsort(stable=True)
+    rows = rows[target[rows] < size]
+    counts = torch.bincount(target[rows], minlength=size)
+    place = torch.arange(max(1, int(counts.max())))
+    begin = (counts.cumsum(0) - counts).unsqueeze(1)
+    padded = torch.cat([rows, rows.new_tensor([len(target)])])
+    return padded[torch.where(place < counts.unsqueeze(1), begin + place, len(rows))]
+
+
+def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Bottom -> top layer, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
+    if not len(grammar.unary_rules):
+        return None, None
+    chains = unary_matrix(grammar)  # [interminals, states]
+    inner = len(chains)
+    identity = torch.eye(inner, dtype=chains.dtype, device=chains.device)
+    closure = torch.linalg.inv(identity - chains.narrow(1, 0, inner))
+    return closure.T, (closure @ chains.narrow(1, inner, chains.shape[1] - inner)).T
+
+
+def unary_matrix(grammar: Grammar) -> Tensor:
+    """R of all unary rules as one matrix, [interminal states, states]."""
+    m, states = grammar.states, len(grammar.root)
+    a, b = grammar.unary_rules.unbind(1)
+    rule = torch.repeat_interleave(m[a] * m[b], output_size=len(grammar.unary))
+    within = torch.arange(len(grammar.unary), device=m.device) - grammar.unary_starts[rule]
+    parent = grammar.first_state[a[rule]] + within // m[b[rule]]
+    child = grammar.first_state[b[rule]] + within % m[b[rule]]
+    inner = int(grammar.first_state[len(grammar.symbols.interminals)])
+    return (
+        grammar.unary.new_zeros(inner * states).index_add(0, parent * states + child, grammar.unary).view(inner, states)
+    )
+
+
+def dense(root: Tensor, rules: Tensor) -> RuleTensors:
+    """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
+    inner, states, _ = rules.shape
+    outer = states - inner
+    lifted = rules.permute(1, 2, 0)  # left, right, parent
+    none = torch.zeros(1, dtype=torch.int64, device=rules.device)
+    blocks, weights = [], []
+    for number, kind in enumerate((INNER, AFTER, BEFORE, WORDS)):
+        y, z = (outer if number & 2 else inner), (outer if number & 1 else inner)
+        part = lifted.narrow(0, inner if number & 2 else 0, y).narrow(1, inner if number & 1 else 0, z)
+        blocks.append(Block(kind, (inner, y, z), none, None, None, None, None, None, None))
+        if kind == AFTER:
+            weights.append(part.transpose(0, 1).reshape(1, z, y * inner))
+        elif kind == BEFORE:
+            weights.append(part.reshape(1, y, z * inner))
+        else:
+            weights.append(part.reshape(1, y * z, inner))
+    return RuleTensors(root, None, None, tuple(weights), inner, tuple(blocks), padded=False)
+
+
+def kruskal(root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None) -> Kruskal:
+    """A whole-grammar Kruskal form: u [rank, interminals], v and w [rank, states]."""
+    inner = u.shape[1]
+    both = torch.cat([v, w]).T  # [states, 2 rank]
+    closure, promotion = (None, None) if source is None else unary_closure(source)
+    weights = (u, both.narrow(0, 0, inner), both.narrow(0, inner, len(both) - inner))
+    return Kruskal(root, closure, promotion, weights, inner, None if source is None else exact(source))

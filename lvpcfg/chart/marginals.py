@@ -1,0 +1,85 @@
+"""Posteriors of spans: mu(a, i, j) / Z = alpha * beta, in the notation of Cohen & Collins 2012, figure 2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.inside import Allowed, AnyRules
+from lvpcfg.chart.partition import Problem, Solution, solve_outside
+from lvpcfg.grammar.grammar import Grammar
+
+
+@dataclass(frozen=True, eq=False)
+class Marginals:
+    """What is expected of each span (i, j), first and last word included; zero where j < i.
+
+    With unary rules every span has a top state, which its parent sees, and a bottom state, which binary rules or
+    a word made; without them the two are one.
+    """
+
+    log_z: Tensor  # [batch], float64: log |Z|
+    sign: Tensor  # [batch]: of Z
+    top: Tensor  # [batch, i, j, states]
+    bottom: Tensor  # [batch, i, j, states]
+
+    def by_symbol(self, grammar: Grammar, layer: str = "top") -> Tensor:
+        """[batch, i, j, symbols]: posteriors of symbols, whatever their states."""
+        return by_symbol(getattr(self, layer), grammar)
+
+
+def by_symbol(values: Tensor, grammar: Grammar) -> Tensor:
+    """[..., states] -> [..., symbols], summed."""
+    states = grammar.states.to(values.device)
+    symbol = torch.repeat_interleave(states, output_size=values.shape[-1])
+    return values.new_zeros(*values.shape[:-1], len(states)).index_add(-1, symbol, values)
+
+
+def marginals(
+    form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
+) -> Marginals:
+    """Posteriors of all spans and states. `leaf` is [length, batch, preterminal states]."""
+    with torch.no_grad():
+        problem = Problem(form, leaf, lengths, allowed)
+        ones = torch.ones(leaf.shape[1], dtype=torch.float64, device=leaf.device)
+        return collect(solve_outside(problem, ones))
+
+
+def collect(solutions: Sequence[Solution]) -> Marginals:
+    """The posteriors of charts, in the order of the sentences."""
+    order = torch.cat([solution.sentences for solution in solutions]).argsort()
+    parts = [_posteriors(solution) for solution in solutions]
+    log_z, sign, top, bottom = (torch.cat(list(part)).index_select(0, order) for part in zip(*parts, strict=True))
+    return Marginals(log_z, sign, top, bottom)
+
+
+def _posteriors(solution: Solution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    chart, outside = solution.chart, solution.outside
+    assert outside is not None
+    inner, outer = chart.form.interminals, chart.word.shape[-1]
+    layers = []
+    for values, gradients, words in (
+        (chart.top, outside.top, (chart.word_top, outside.word_top)),
+        (chart.bottom, outside.bottom, (chart.word, outside.word)),
+    ):
+        spans = chart.word.new_zeros(chart.length, chart.length, chart.batch, inner + outer)
+        for width, (value, gradient) in enumerate(zip(values, gradients, strict=True), 1):
+            _diagonal(spans.narrow(-1, 0, inner), width).copy_(
+                _by_start(chart.algebra.posterior(value, gradient), chart.batch)
+            )
+        _diagonal(spans.narrow(-1, inner, outer), 1).copy_(
+            _by_start(chart.algebra.posterior(*words), chart.batch)
+        )
+        layers.append(spans.permute(2, 0, 1, 3))
+    return chart.log_z, chart.sign.to(torch.float64), layers[0], layers[1]
+
+
+def _diagonal(spans: Tensor, width: int) -> Tensor:
+    """The cells of one width of [i, j, batch, states], as [batch, states, starts]."""
+    return spans.diagonal(width - 1, 0, 1)
+
+
+def _by_start(cells: Tensor, batch: int) -> Tensor:
+    """[starts * batch, states] -> [batch, states, starts]"""
+    return cells.unflatten(0, (-1, batch)).permute(1, 2, 0)

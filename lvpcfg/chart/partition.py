@@ -1,0 +1,183 @@
+"""log Z and its derivatives, exact for every sentence.
+
+Mantissas underflow where the states of one cell are too far apart. Such a sentence shows itself: log Z is
+-inf, or the outside pass overflows. (What a float32 cell lost is below 2^-149 of its largest state; to matter
+it would need an outside score beyond 2^128, which is infinite.) It is then computed in float64, and, if that
+is not enough, by log-sum-exp, before it is called impossible.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.algebra import LOG, SUM
+from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
+
+NARROW, WIDE, LOGARITHMIC = "mantissas", "float64", "log-sum-exp"
+
+
+@dataclass(eq=False)
+class Solution:
+    """Charts of some sentences of a batch, computed one way."""
+
+    sentences: Tensor  # [some]: their numbers
+    level: str
+    chart: Chart
+    outside: Outside | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is asked: a form in ordinary numbers, the words, and perhaps a gradient for log Z."""
+
+    form: AnyRules
+    leaf: Tensor  # [length, batch, preterminal states]
+    lengths: Tensor | None = None
+    allowed: Allowed | None = None
+
+    def part(self, sentences: Tensor) -> "Problem":
+        allowed = self.allowed
+        if allowed is not None:
+            allowed = Allowed(allowed.bottom.index_select(1, sentences), allowed.top.index_select(1, sentences))
+        lengths = None if self.lengths is None else self.lengths.index_select(0, sentences)
+        return replace(self, leaf=self.leaf.index_select(1, sentences), lengths=lengths, allowed=allowed)
+
+    def chart(self, level: str) -> Chart:
+        form, leaf = self.form, self.leaf
+        if level != NARROW:
+            form, leaf = form.to(torch.float64), leaf.to(torch.float64)
+        if level != LOGARITHMIC:
+            return Chart(form, leaf, SUM, self.lengths, self.allowed)
+        form = form.with_tensors([LOG.value(tensor) for tensor in form.tensors])
+        return Chart(form, LOG.value(leaf), LOG, self.lengths, self.allowed)
+
+    def levels(self) -> list[str]:
+        """The ways to compute it, in order."""
+        levels = [NARROW] if self.leaf.dtype == torch.float64 else [NARROW, WIDE]
+        signed = any(bool((tensor < 0).any()) for tensor in (*self.form.tensors, self.leaf))
+        return levels if signed else [*levels, LOGARITHMIC]
+
+
+def solve(problem: Problem, sentences: Tensor | None = None, levels: Sequence[str] | None = None) -> list[Solution]:
+    """The inside charts of all sentences; those that the first way fails are in solutions of their own."""
+    if sentences is None:
+        sentences = torch.arange(problem.leaf.shape[1], device=problem.leaf.device)
+    chart = problem.chart(NARROW if levels is None else levels[0])
+    solution = Solution(sentences, NARROW if levels is None else levels[0], chart)
+    failed = chart.log_z == -torch.inf
+    if not bool(failed.any()):
+        return [solution]
+    levels = problem.levels() if levels is None else levels
+    return _again(problem, solution, failed, levels) if len(levels) > 1 else [solution]
+
+
+def _again(problem: Problem, solution: Solution, failed: Tensor, levels: Sequence[str]) -> list[Solution]:
+    """The sentences that did not fail as they were, the others in the next way."""
+    solutions = []
+    for places, ways in (((~failed).nonzero().squeeze(1), levels), (failed.nonzero().squeeze(1), levels[1:])):
+        if len(places):
+            solutions += solve(problem.part(places), solution.sentences.index_select(0, places), ways)
+    return solutions
+
+
+def solve_outside(
+    problem: Problem, gradient: Tensor, parameters: bool = False, solutions: list[Solution] | None = None
+) -> list[Solution]:
+    """Inside and outside charts; sentences whose outside scores overflow are computed in the next way.
+
+    `gradient` is [batch]: what log Z of each sentence counts for.
+    """
+    done, waiting = [], solve(problem) if solutions is None else list(solutions)
+    while waiting:
+        solution = waiting.pop()
+        outside = Outside(solution.chart, gradient.index_select(0, solution.sentences), parameters)
+        failed = ~outside.leaf.isfinite().all(-1).all(0)
+        levels = problem.levels() if bool(failed.any()) else []
+        ways = levels[levels.index(solution.level) :] if levels else []
+        if len(ways) < 2:
+            done.append(replace(solution, outside=outside))
+        else:
+            waiting += _again(problem.part(solution.sentences), solution, failed, ways)
+    return done
+
+
+def log_partition(
+    form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
+) -> tuple[Tensor, Tensor]:
+    """log |Z| of each sentence, float64, and the sign of Z; differentiable once by `leaf` and the form's tensors.
+
+    Where an entry is zero, or the cells it would need have no derivation at all, its derivative is 0.
+    """
+    log_z, sign = _LogPartition.apply(form, lengths, allowed, leaf, *form.tensors)
+    return log_z, sign
+
+
+class _LogPartition(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, form: AnyRules, lengths: Tensor | None, allowed: Allowed | None, leaf: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.problem = Problem(form.with_tensors([t.detach() for t in tensors]), leaf.detach(), lengths, allowed)
+        ctx.solutions = solve(ctx.problem)
+        ctx.save_for_backward(leaf, *tensors)
+        log_z, sign = (
+            torch.cat([getattr(solution.chart, name) for solution in ctx.solutions]) for name in ("log_z", "sign")
+        )
+        order = torch.cat([solution.sentences for solution in ctx.solutions]).argsort()
+        sign = sign.to(torch.float64).index_select(0, order)
+        ctx.mark_non_differentiable(sign)
+        return log_z.index_select(0, order), sign
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+        leaf, *tensors = ctx.saved_tensors
+        parameters = any(ctx.needs_input_grad[4:])
+        with torch.no_grad():
+            solutions = solve_outside(ctx.problem, gradient, parameters, ctx.solutions)
+            found = total_gradients(ctx.problem, solutions, parameters)
+        if torch.is_grad_enabled():  # a second derivative may be asked for
+            found = list(_NotTwice.apply(len(found), *found, leaf, *tensors))
+        return (None, None, None, *found)
+
+
+def total_gradients(problem: Problem, solutions: Sequence[Solution], parameters: bool) -> list[Tensor]:
+    """The gradients by the words and, if asked for, by the tensors of the form, over all sentences."""
+    leaf = torch.zeros_like(problem.leaf)
+    totals = [torch.zeros_like(tensor) for tensor in problem.form.tensors]
+    for solution in solutions:
+        assert solution.outside is not None
+        words, tensors = solution.outside.leaf, solution.outside.tensors
+        if solution.level == LOGARITHMIC:  # d / d log x = x d / dx
+            words = _divided(words, problem.leaf.index_select(1, solution.sentences))
+            tensors = [
+                None if gradient is None else _divided(gradient, tensor)
+                for gradient, tensor in zip(tensors, problem.form.tensors, strict=True)
+            ]
+        leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
+        for total, gradient in zip(totals, tensors, strict=True):
+            if gradient is not None:
+                total += gradient.to(total.dtype)
+    return [leaf, *totals]
+
+
+def _divided(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, 0 where y is."""
+    return torch.where(y != 0, x / torch.where(y != 0, y, 1).to(x.dtype), 0)
+
+
+class _NotTwice(torch.autograd.Function):
+    """Gradients that say so when they are differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() for tensor in tensors[:number])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError(
+            "the gradient of log Z cannot be differentiated again: its backward pass is written out, once. "
+            "For entropies and divergences use lvpcfg.distributions."
+        )
