@@ -16,17 +16,14 @@ the step between them, any number of unary rules or none, is scored as one rule.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative, safe_log
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, RuleTensors, select
 from lvpcfg.chart.inside import AnyRules, Chart, Outside, Spans
-from lvpcfg.chart.partition import LOGARITHMIC, Problem, Solution, solve_outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.binarise import INTERMEDIATE
@@ -53,6 +50,7 @@ class Node:
     top: int
     bottom: int
     split: int  # 0: a word
+    rank: int | None = None  # in derivations of a Kruskal form
 
 
 Skeleton = list[Node]  # in preorder
@@ -303,15 +301,18 @@ def best_derivations(form: AnyRules, leaf: Tensor) -> tuple[list[Skeleton | None
 
 def derivations(chart: Chart, outside: Outside) -> list[Skeleton | None]:
     """Derivations of which the outside pass holds the indicators, with states as labels."""
-    inner, batch = chart.form.interminals, chart.batch
-    tops, bottoms = ({} for _ in range(2))  # (sentence, start, width) -> state
+    inner, batch, lead = chart.form.interminals, chart.batch, tuple(range(len(chart.algebra.lead)))
+    tops: dict[tuple[int, int, int], int] = {}  # (sentence, start, width) -> state
+    bottoms: dict[tuple[int, int, int], int] = {}
     for width in range(1, chart.length + 1):
         layers = [(tops, outside.top[width - 1], 0), (bottoms, outside.bottom[width - 1], 0)]
         if width == 1:
             layers += [(tops, outside.word_top, inner), (bottoms, outside.word, inner)]
         for spans, used, first in layers:
-            cells, states = (used > 0.5).nonzero().T.tolist() if used.numel() else ([], [])
-            spans.update({(cell % batch, cell // batch, width): first + state for cell, state in zip(cells, states)})
+            used = used.sum(lead) if lead else used
+            for cell, state in (used > 0.5).nonzero().tolist():
+                spans[cell % batch, cell // batch, width] = first + state
+    lanes = outside.spans.left.sum(lead) if lead else outside.spans.left
     found: list[Skeleton | None] = []
     lengths = [chart.length] * batch if chart.lengths is None else chart.lengths.tolist()
     for sentence, length in enumerate(lengths):
@@ -320,8 +321,9 @@ def derivations(chart: Chart, outside: Outside) -> list[Skeleton | None]:
         while waiting:
             start, width = waiting.pop()
             key = (sentence, start, width)
-            left = next((w for w in range(width - 1, 0, -1) if (sentence, start, w) in tops), 0)
-            nodes.append(Node(start, width, tops[key], bottoms[key], left))
+            left = next((part for part in range(width - 1, 0, -1) if (sentence, start, part) in tops), 0)
+            rank = int(lanes[start, sentence, left - 1].argmax()) if left and chart.form.projects else None
+            nodes.append(Node(start, width, tops[key], bottoms[key], left, rank))
             if left:
                 waiting += [(start + left, width - left), (start, left)]
         found.append(nodes or None)

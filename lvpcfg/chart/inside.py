@@ -308,7 +308,9 @@ class Outside:
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
-        if algebra is SUM or len(terms) < 2:
+        if algebra is SUM:
+            return [form.pad(algebra, cell)] * len(terms)
+        if len(terms) < 2:
             return [cell] * len(terms)
         parts = [form.blocks[term].apply(algebra, *chart.operands(term, width), form.weights[term]) for term in terms]
         return _backward(lambda *parts: algebra.add(parts), parts, [cell], [True] * len(parts))

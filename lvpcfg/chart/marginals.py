@@ -36,9 +36,7 @@ def by_symbol(values: Tensor, grammar: Grammar) -> Tensor:
     return values.new_zeros(*values.shape[:-1], len(states)).index_add(-1, symbol, values)
 
 
-def marginals(
-    form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
-) -> Marginals:
+def marginals(form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None) -> Marginals:
     """Posteriors of all spans and states. `leaf` is [length, batch, preterminal states]."""
     with torch.no_grad():
         problem = Problem(form, leaf, lengths, allowed)
@@ -68,9 +66,7 @@ def _posteriors(solution: Solution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             _diagonal(spans.narrow(-1, 0, inner), width).copy_(
                 _by_start(chart.algebra.posterior(value, gradient), chart.batch)
             )
-        _diagonal(spans.narrow(-1, inner, outer), 1).copy_(
-            _by_start(chart.algebra.posterior(*words), chart.batch)
-        )
+        _diagonal(spans.narrow(-1, inner, outer), 1).copy_(_by_start(chart.algebra.posterior(*words), chart.batch))
         layers.append(spans.permute(2, 0, 1, 3))
     return chart.log_z, chart.sign.to(torch.float64), layers[0], layers[1]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import LOG, SUM
+from lvpcfg.chart.forms import Algebra
 from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
 
 NARROW, WIDE, LOGARITHMIC = "mantissas", "float64", "log-sum-exp"
@@ -181,3 +182,36 @@ class _NotTwice(torch.autograd.Function):
             "the gradient of log Z cannot be differentiated again: its backward pass is written out, once. "
             "For entropies and divergences use lvpcfg.distributions."
         )
+
+
+def total(
+    form: AnyRules, leaf: Tensor, algebra: Algebra, lengths: Tensor | None = None, allowed: Allowed | None = None
+) -> Tensor:
+    """What a sentence comes to in another algebra, [(parts,) batch]; differentiable once.
+
+    The tensors of the form and `leaf` are values of that algebra.
+    """
+    value: Tensor = _Total.apply(form, algebra, lengths, allowed, leaf, *form.tensors)
+    return value
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        form: AnyRules,
+        algebra: Algebra,
+        lengths: Tensor | None,
+        allowed: Allowed | None,
+        leaf: Tensor,
+        *tensors: Tensor,
+    ) -> Tensor:
+        form = form.with_tensors([tensor.detach() for tensor in tensors])
+        ctx.chart = Chart(form, leaf.detach(), algebra, lengths, allowed)
+        return ctx.chart.log_z.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        outside = Outside(ctx.chart, gradient, parameters=True)
+        return (None, None, None, None, outside.leaf, *outside.tensors)

@@ -1,0 +1,276 @@
+"""Distributions over the trees of a batch of sentences, with torch-struct's names.
+
+    log p(tree | sentence) = log weight(tree) - log Z
+
+Argmax, topk, sample, entropy and kl are over derivations: skeletal trees with their states and, in a Kruskal form,
+a rank index at every binary node (over skeletal trees they are intractable). With unary rules a derivation has a
+top and a bottom state for each span, and what happens between them, any number of unary rules or none, is one
+step of it. `log_prob` takes derivations or skeletal trees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from nltk.tree import Tree
+from torch import Tensor
+
+from lvpcfg.chart.algebra import MAX, Expectation, KBest, Log, Sample, require_nonnegative, safe_log
+from lvpcfg.chart.build import dense, exact
+from lvpcfg.chart.decode import Node, derivations
+from lvpcfg.chart.forms import Kruskal
+from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
+from lvpcfg.chart.marginals import Marginals, marginals
+from lvpcfg.chart.partition import log_partition, total
+from lvpcfg.errors import InputError
+from lvpcfg.grammar.model import Model
+from lvpcfg.trees.binarise import binarise
+from lvpcfg.trees.normalise import TOP, normalise
+from lvpcfg.trees.walk import is_preterminal
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """A tree whose nodes, in preorder, are labelled with states."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Skeletal:
+    """A tree whose nodes, in preorder, are labelled with symbols."""
+
+    nodes: tuple[Node, ...]
+
+
+class TreeDistribution:
+    """The trees of a batch of sentences under one grammar.
+
+    `leaf` is [length, batch, preterminal states]: what each word is worth under each state. `lengths`, [batch], says
+    how long the sentences are where some are shorter. `symbol` maps states to symbols, for skeletal trees; without
+    it every state is a symbol. `constant`, [batch], is the log of a factor of every tree's weight that the
+    parameters leave out.
+    """
+
+    def __init__(
+        self,
+        form: AnyRules,
+        leaf: Tensor,
+        lengths: Tensor | None = None,
+        symbol: Sequence[int] | None = None,
+        constant: Tensor | None = None,
+    ) -> None:
+        if lengths is not None and not bool(((lengths >= 1) & (lengths <= leaf.shape[0])).all()):
+            raise InputError(f"lengths are {lengths.tolist()}: expected 1 to {leaf.shape[0]}, the words of the batch.")
+        self.form, self.leaf, self.lengths = form, leaf, lengths
+        self.symbol = list(range(form.root.shape[-1])) if symbol is None else list(symbol)
+        self.constant = constant
+
+    @cached_property
+    def partition(self) -> Tensor:
+        """log Z of each sentence, [batch]; differentiable. (log |Z| where parameters are signed.)"""
+        log_z, _ = log_partition(self.form, self.leaf, self.lengths)
+        return log_z if self.constant is None else log_z + self.constant
+
+    @cached_property
+    def marginals(self) -> Marginals:
+        """Posteriors of all spans and states."""
+        return marginals(self._plain, self.leaf.detach(), self.lengths)
+
+    @cached_property
+    def argmax(self) -> list[Derivation]:
+        """The best derivation of each sentence."""
+        return self._derived("argmax", MAX)[0]
+
+    def topk(self, k: int) -> list[list[Derivation]]:
+        """The k best derivations of each sentence, best first; fewer where there are fewer."""
+        if k < 1:
+            raise InputError(f"topk of {k}: expected 1, 2, ...")
+        ranked = self._derived("topk", KBest(k), k)
+        return [[one[b] for one in ranked if one[b].nodes] for b in range(self.leaf.shape[1])]
+
+    def sample(self, samples: int = 1, generator: torch.Generator | None = None) -> list[list[Derivation]]:
+        """Derivations drawn at random, independently, as many as asked for of each sentence."""
+        leaf = self.leaf.detach().repeat_interleave(samples, 1)
+        lengths = None if self.lengths is None else self.lengths.repeat_interleave(samples, 0)
+        drawn = TreeDistribution(self._plain, leaf, lengths)._derived("sample", Sample(generator))[0]
+        return [drawn[i : i + samples] for i in range(0, len(drawn), samples)]
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Of the distribution over derivations, [batch]; differentiable."""
+        log_z, expected = self._expected("entropy", [safe_log(x) for x in self._everything()])
+        return log_z - expected
+
+    def kl(self, other: "TreeDistribution") -> Tensor:
+        """sum over derivations of p log (p / q), [batch], p being this distribution; differentiable.
+
+        `other` has the same form over the same sentences, and gives weight to whatever this one does.
+        """
+        mine, others = self._everything(), other._everything()
+        if [x.shape for x in mine] != [x.shape for x in others]:
+            raise InputError("kl needs two grammars of the same form over the same sentences.")
+        if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
+            raise InputError("kl is infinite: the other grammar has zeros where this one has none.")
+        ratios = [safe_log(p) - torch.where(p > 0, safe_log(q), -torch.inf) for p, q in zip(mine, others, strict=True)]
+        ratios = [torch.where(p > 0, ratio, 0) for p, ratio in zip(mine, ratios, strict=True)]
+        log_z, expected = self._expected("kl", ratios)
+        other_log_z, _ = log_partition(other.form, other.leaf, other.lengths)
+        return expected - log_z + other_log_z
+
+    def log_prob(self, trees: Sequence[Derivation] | Sequence[Skeletal]) -> Tensor:
+        """log p(tree | sentence) of one tree for each sentence, [batch]; differentiable."""
+        if len(trees) != self.leaf.shape[1]:
+            raise InputError(
+                f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
+            )
+        if isinstance(self.form, Kruskal) and any(isinstance(tree, Derivation) for tree in trees):
+            weight = torch.stack([self._weight(tree, b) for b, tree in enumerate(trees)])
+        else:
+            weight, _ = log_partition(self.form, self.leaf, self.lengths, self._only(trees))
+        log_z, _ = log_partition(self.form, self.leaf, self.lengths)
+        return weight - log_z
+
+    @property
+    def _plain(self) -> AnyRules:
+        return self.form.with_tensors([tensor.detach() for tensor in self.form.tensors])
+
+    def _everything(self) -> list[Tensor]:
+        return [self.leaf, *self.form.tensors]
+
+    def _derived(self, what: str, algebra: Log, parts: int = 0) -> list[list[Derivation]]:
+        """For each part of the algebra's values, the derivation of each sentence that it is the weight of."""
+        require_nonnegative(self._everything(), what)
+        leaf, *tensors = (algebra.value(tensor.detach().to(torch.float64)) for tensor in self._everything())
+        chart = Chart(self.form.with_tensors(tensors), leaf, algebra, self.lengths)
+        found = []
+        for part in range(parts or 1):
+            gradient = torch.zeros_like(chart.log_z)
+            (gradient[part] if parts else gradient).fill_(1)
+            gradient = torch.where(chart.log_z > -torch.inf, gradient, 0)
+            trees = derivations(chart, Outside(chart, gradient))
+            found.append([Derivation(tuple(tree or ())) for tree in trees])
+        return found
+
+    def _expected(self, what: str, functions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """log Z and the expectation of the sum of a function of the parameters a derivation uses."""
+        require_nonnegative(self._everything(), what)
+        algebra = Expectation()
+        both = [torch.stack([x, f]).to(torch.float64) for x, f in zip(self._everything(), functions, strict=True)]
+        leaf, *tensors = (algebra.value(x) for x in both)
+        log_z, expected = total(self.form.with_tensors(tensors), leaf, algebra, self.lengths).unbind(0)
+        return log_z, expected
+
+    def _only(self, trees: Sequence[Derivation | Skeletal]) -> Allowed:
+        """The spans of these trees, with the states they allow."""
+        length, batch = self.leaf.shape[:2]
+        symbol = torch.tensor(self.symbol)
+        layers = torch.zeros(2, length, batch, length, len(symbol), dtype=torch.bool)
+        for b, tree in enumerate(trees):
+            for node in tree.nodes:
+                for layer, label in zip(layers, (node.bottom, node.top), strict=True):
+                    cell = layer[node.start, b, node.width - 1]
+                    cell |= (torch.arange(len(symbol)) if isinstance(tree, Derivation) else symbol) == label
+        bottom, top = layers.to(self.leaf.device)
+        return Allowed(bottom, top)
+
+    def _weight(self, tree: Derivation, sentence: int) -> Tensor:
+        """log of the product of the factors that a derivation of a Kruskal form uses."""
+        u, inner, outer = self.form.weights
+        both = torch.cat([inner, outer])  # [states, 2 rank]
+        rank = len(u)
+        factors = [self.form.root[tree.nodes[0].top]] if tree.nodes else [self.leaf.new_zeros(())]
+        waiting: list[tuple[int, int]] = []  # rank above and side, for nodes to come
+        for node in tree.nodes:
+            if waiting:
+                above, side = waiting.pop()
+                factors.append(both[node.top, above + side * rank])
+            if self.form.closure is not None and self.form.promotion is not None:
+                step = self.form.closure if node.split else self.form.promotion
+                first = 0 if node.split else self.form.interminals
+                if node.top < self.form.interminals:
+                    factors.append(step[node.bottom - first, node.top])
+            if node.split:
+                assert node.rank is not None
+                factors.append(u[node.rank, node.bottom])
+                waiting += [(node.rank, 1), (node.rank, 0)]
+            else:
+                factors.append(self.leaf[node.start, sentence, node.bottom - self.form.interminals])
+        return safe_log(torch.stack(factors).to(torch.float64)).sum()
+
+
+class SentCFG(TreeDistribution):
+    """A dense PCFG given by log-potentials, as torch-struct's, with the rules shared by the batch.
+
+    terms [batch, length, T], rules [NT, NT + T, NT + T], roots [NT]; -inf for what is impossible.
+    """
+
+    def __init__(self, terms: Tensor, rules: Tensor, roots: Tensor, lengths: Tensor | None = None) -> None:
+        if terms.dim() != 3 or rules.dim() != 3 or roots.dim() != 1:
+            shapes = [tuple(x.shape) for x in (terms, rules, roots)]
+            raise InputError(
+                f"terms, rules and roots have the shapes {shapes}: expected [batch, length, T], "
+                "[NT, NT + T, NT + T] and [NT], the rules being shared by the batch."
+            )
+        (batch, length, outer), inner = terms.shape, len(roots)
+        if rules.shape != (inner, inner + outer, inner + outer):
+            expected = (inner, inner + outer, inner + outer)
+            raise InputError(f"rules have the shape {tuple(rules.shape)}: expected {expected}.")
+        # Every tree of n words has n - 1 binary rules, so a factor of all rules is a factor of all trees.
+        word, rule, root = _largest(terms, -1), _largest(rules.flatten(), -1), _largest(roots, -1)
+        sizes = torch.full((batch,), length, device=terms.device) if lengths is None else lengths
+        within = torch.arange(length, device=terms.device) < sizes.unsqueeze(1)
+        constant = (word.squeeze(-1) * within).sum(1) + (sizes - 1) * rule + root
+        form = dense(
+            torch.cat([(roots - root).exp(), roots.new_zeros(outer)]),
+            (rules - rule).exp(),
+        )
+        super().__init__(form, (terms - word).exp().transpose(0, 1), lengths, constant=constant.to(torch.float64))
+
+
+def _largest(x: Tensor, dimension: int) -> Tensor:
+    largest = x.detach().amax(dimension, keepdim=True)
+    return torch.where(largest > -torch.inf, largest, 0)
+
+
+class ModelTrees(TreeDistribution):
+    """The trees of some sentences, of any lengths, under a model."""
+
+    def __init__(self, model: Model, sentences: Sequence[Sequence[str]]) -> None:
+        if not sentences or not all(sentences):
+            raise InputError("a distribution over trees needs sentences of a word or more.")
+        grammar = model.grammar
+        longest = max(map(len, sentences))
+        entries = [[*model.lexicon.encode(words), *[0] * (longest - len(words))] for words in sentences]
+        device = grammar.root.device
+        leaf = grammar.lexical.lookup(torch.tensor(entries, device=device)).transpose(0, 1)
+        lengths = torch.tensor([len(words) for words in sentences], device=device)
+        symbol = torch.repeat_interleave(grammar.states, output_size=len(grammar.root)).tolist()
+        self.model, mixed = model, bool((lengths != longest).any())
+        super().__init__(exact(grammar), leaf, lengths if mixed else None, symbol)
+
+    def skeletal(self, tree: Tree) -> Skeletal:
+        """A treebank tree as the skeletal tree that this model gives a probability to."""
+        symbols, nodes = self.model.grammar.symbols, []
+        inner = {name: i for i, name in enumerate(symbols.interminals)}
+        outer = {name: len(inner) + i for i, name in enumerate(symbols.preterminals)}
+
+        def number(node: Tree) -> int:
+            names = outer if is_preterminal(node) else inner
+            if node.label() not in names:
+                raise InputError(f"the model has no symbol {node.label()!r}.")
+            return names[node.label()]
+
+        top = binarise(normalise(tree), self.model.binarisation)
+        waiting = [(0, top[0] if top.label() == TOP and len(top) == 1 else top)]
+        while waiting:
+            start, node = waiting.pop()
+            width, bottom = len(node.leaves()), node
+            while len(bottom) == 1 and not is_preterminal(bottom):
+                bottom = bottom[0]
+            split = 0 if is_preterminal(bottom) else len(bottom[0].leaves())
+            nodes.append(Node(start, width, number(node), number(bottom), split))
+            if split:
+                waiting += [(start + split, bottom[1]), (start, bottom[0])]
+        return Skeletal(tuple(nodes))

@@ -1,0 +1,220 @@
+"""Every method of the distributions, for every form, against enumeration."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch_struct
+from cases import FORMS, Case, make
+from enumeration import derivations
+from nltk.tree import Tree
+
+from lvpcfg import Binarisation, InputError, corpus, normalise, train
+from lvpcfg.chart.decode import Node
+from lvpcfg.distributions import Derivation, ModelTrees, SentCFG, Skeletal, TreeDistribution
+
+LENGTH = 3
+
+
+@pytest.fixture(params=FORMS)
+def case(request: pytest.FixtureRequest) -> Case:
+    return make(request.param)
+
+
+class TestAgainstEnumeration:
+    """Two sentences, the second one a word shorter."""
+
+    @pytest.fixture
+    def leaf(self, case):
+        return case.leaf(LENGTH, 2)
+
+    @pytest.fixture
+    def trees(self, case, leaf):
+        """For each sentence, derivation -> probability; and the sums of the weights."""
+        found = [
+            dict((nodes, weight) for weight, nodes in derivations(case.full, leaf[: LENGTH - b, b])) for b in range(2)
+        ]
+        sums = [math.fsum(one.values()) for one in found]
+        return [{nodes: weight / total for nodes, weight in one.items()} for one, total in zip(found, sums)], sums
+
+    @pytest.fixture
+    def distribution(self, case, leaf):
+        return TreeDistribution(case.form, leaf, torch.tensor([LENGTH, LENGTH - 1]), case.symbol)
+
+    def test_partition(self, distribution, trees):
+        assert distribution.partition.tolist() == pytest.approx([math.log(total) for total in trees[1]], rel=1e-12)
+
+    def test_marginals(self, distribution, trees):
+        for b, probabilities in enumerate(trees[0]):
+            for layer in ("top", "bottom"):
+                expected = torch.zeros_like(distribution.marginals.top[b])
+                for nodes, probability in probabilities.items():
+                    for node in nodes:
+                        expected[node.start, node.start + node.width - 1, getattr(node, layer)] += probability
+                assert torch.allclose(getattr(distribution.marginals, layer)[b], expected, atol=1e-12)
+
+    def test_argmax(self, distribution, trees):
+        for tree, probabilities in zip(distribution.argmax, trees[0], strict=True):
+            assert probabilities[tree.nodes] == pytest.approx(max(probabilities.values()), rel=1e-12)
+
+    def test_topk(self, distribution, trees):
+        for ranked, probabilities in zip(distribution.topk(4), trees[0], strict=True):
+            best = sorted(probabilities.values(), reverse=True)[:4]
+            assert [probabilities[tree.nodes] for tree in ranked] == pytest.approx(best, rel=1e-12)
+            assert len({tree.nodes for tree in ranked}) == len(best)
+
+    def test_sample(self, distribution, trees):
+        samples = 3000
+        drawn = distribution.sample(samples, torch.Generator().manual_seed(0))
+        for some, probabilities in zip(drawn, trees[0], strict=True):
+            counts = Counter(tree.nodes for tree in some)
+            assert counts.keys() <= probabilities.keys()
+            # Pearson's statistic over the derivations that are expected at least 5 times, the others as one.
+            often = {nodes for nodes, p in probabilities.items() if p * samples >= 5}
+            observed = [
+                *(counts[nodes] for nodes in often),
+                sum(n for nodes, n in counts.items() if nodes not in often),
+            ]
+            rare = 1 - math.fsum(probabilities[nodes] for nodes in often)
+            expected = [*(probabilities[nodes] * samples for nodes in often), rare * samples]
+            statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True) if e > 1e-6)
+            freedom = max(1, len(often))
+            assert statistic < freedom + 5 * math.sqrt(2 * freedom)
+
+    def test_entropy(self, distribution, trees):
+        expected = [-math.fsum(p * math.log(p) for p in one.values()) for one in trees[0]]
+        assert distribution.entropy.tolist() == pytest.approx(expected, rel=1e-10)
+
+    def test_log_prob_of_derivations(self, distribution, trees):
+        for choice in (0, -1):
+            nodes = [list(probabilities)[choice] for probabilities in trees[0]]
+            expected = [math.log(probabilities[one]) for one, probabilities in zip(nodes, trees[0], strict=True)]
+            assert distribution.log_prob([Derivation(one) for one in nodes]).tolist() == pytest.approx(
+                expected, rel=1e-10
+            )
+
+    def test_log_prob_of_skeletal_trees(self, case, distribution, trees):
+        sums = [Counter() for _ in trees[0]]
+        for some, probabilities in zip(sums, trees[0], strict=True):
+            for nodes, probability in probabilities.items():
+                some[tuple(_skeletal(node, case.symbol) for node in nodes)] += probability
+        for choice in (0, -1):
+            nodes = [list(some)[choice] for some in sums]
+            expected = [math.log(some[one]) for one, some in zip(nodes, sums, strict=True)]
+            assert distribution.log_prob([Skeletal(one) for one in nodes]).tolist() == pytest.approx(
+                expected, rel=1e-10
+            )
+
+    def test_kl(self, request, leaf, distribution, trees):
+        other_case = make(request.node.callspec.params["case"], seed=2)
+        other = TreeDistribution(other_case.form, leaf.flip(0), distribution.lengths)
+        for b, probabilities in enumerate(trees[0]):
+            weights = {nodes: weight for weight, nodes in derivations(other_case.full, leaf.flip(0)[: LENGTH - b, b])}
+            total = math.fsum(weights.values())
+            terms = [p * (math.log(p) - math.log(weights[nodes] / total)) for nodes, p in probabilities.items()]
+            assert distribution.kl(other)[b].item() == pytest.approx(math.fsum(terms), rel=1e-10)
+
+    def test_entropy_and_kl_are_differentiable(self, case, leaf):
+        tensors = [tensor.clone().requires_grad_() for tensor in case.form.tensors]
+        positive = [tensor > 0 for tensor in case.form.tensors]
+
+        def value(name, *tensors):
+            tensors = [tensor * some for tensor, some in zip(tensors, positive, strict=True)]  # zeros stay zeros
+            one = TreeDistribution(case.form.with_tensors(tensors), leaf[:2, :1])
+            return one.entropy if name == "entropy" else one.kl(TreeDistribution(case.form, leaf[1:, :1]))
+
+        for name in ("entropy", "kl"):
+            assert torch.autograd.gradcheck(lambda *tensors, name=name: value(name, *tensors), tensors, fast_mode=True)
+
+
+def _skeletal(node: Node, symbol: list[int]) -> Node:
+    return Node(node.start, node.width, symbol[node.top], symbol[node.bottom], node.split)
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 3, 1]])
+def test_sent_cfg_agrees_with_torch_struct(lengths):
+    terms, rules, roots = torch.randn(3, 5, 4) * 3, torch.randn(2, 6, 6) * 3, torch.randn(2)
+    ours = SentCFG(terms, rules, roots, None if lengths is None else torch.tensor(lengths))
+    for b, length in enumerate(lengths or [5] * 3):
+        if length == 1:
+            continue  # torch-struct's roots derive no single word; neither do ours
+        peer = torch_struct.SentCFG(
+            (terms[b : b + 1, :length], rules.unsqueeze(0), roots.unsqueeze(0)), validate_args=False
+        )
+        assert ours.partition[b].item() == pytest.approx(peer.partition.item(), rel=1e-5)
+        words, _, _, _ = peer.marginals
+        diagonal = ours.marginals.bottom[b].diagonal(0, 0, 1)[2:, :length]
+        assert torch.allclose(diagonal, words[0].T, atol=1e-5)
+    if lengths is not None:
+        assert ours.partition[2] == -math.inf
+
+
+def test_sent_cfg_takes_potentials_of_any_size():
+    terms, rules, roots = torch.randn(1, 4, 3) - 500, torch.randn(2, 5, 5) + 300, torch.randn(2) - 2000
+    peer = torch_struct.SentCFG((terms, rules.unsqueeze(0), roots.unsqueeze(0)), validate_args=False)
+    assert SentCFG(terms, rules, roots).partition.item() == pytest.approx(peer.partition.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 5, 4), (2, 2, 6, 6), (2,)), "the rules being shared"),
+        (((2, 5, 4), (2, 5, 6), (2,)), r"rules have the shape \(2, 5, 6\): expected \(2, 6, 6\)"),
+    ],
+)
+def test_potentials_of_a_wrong_shape_are_refused(shapes, message):
+    with pytest.raises(InputError, match=message):
+        SentCFG(*(torch.randn(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_signed_parameters_have_a_partition_and_nothing_that_needs_probabilities(name):
+    case = make(name, signed=True)
+    leaf = case.leaf(3, 1)
+    distribution = TreeDistribution(case.form, leaf)
+    total = math.fsum(weight for weight, _ in derivations(case.full, leaf[:, 0]))
+    assert distribution.partition.item() == pytest.approx(math.log(abs(total)), rel=1e-10)
+    assert distribution.marginals.sign.item() == math.copysign(1, total)
+    for use in (
+        lambda: distribution.argmax,
+        lambda: distribution.topk(2),
+        lambda: distribution.sample(),
+        lambda: distribution.entropy,
+        lambda: distribution.kl(distribution),
+    ):
+        with pytest.raises(InputError, match="non-negative"):
+            use()
+
+
+def test_kl_of_unequal_supports_is_refused():
+    case = make("dense")
+    zeros = case.form.with_tensors([case.form.root, *(torch.zeros_like(w) for w in case.form.weights)])
+    leaf = case.leaf(3, 1)
+    with pytest.raises(InputError, match="zeros where this one has none"):
+        TreeDistribution(case.form, leaf).kl(TreeDistribution(zeros, leaf))
+
+
+def test_lengths_out_of_range_are_refused():
+    case = make("dense")
+    with pytest.raises(InputError, match="expected 1 to 3"):
+        TreeDistribution(case.form, case.leaf(3, 2), torch.tensor([3, 4]))
+
+
+def test_trees_of_a_treebank_under_its_model():
+    """log_prob of each training tree is its probability under the PCFG given its words, rule by rule."""
+    trees = [tree for tree in corpus("train") if len(tree.leaves()) <= 12][:8]
+    for scheme in (Binarisation(), Binarisation(unaries="keep")):
+        model = train(corpus("train"), binarisation=scheme)
+        distribution = ModelTrees(model, [normalise(tree).leaves() for tree in trees])
+        log_prob = distribution.log_prob([distribution.skeletal(tree) for tree in trees])
+        assert (log_prob < 1e-9).all()
+        best = distribution.log_prob(distribution.argmax)
+        assert (best >= log_prob - 1e-9).all()
+
+
+def test_a_symbol_the_model_does_not_have_is_named():
+    model = train(corpus("train"))
+    distribution = ModelTrees(model, [["A", "dog"]])
+    with pytest.raises(InputError, match="no symbol 'QQ'"):
+        distribution.skeletal(Tree.fromstring("(TOP (QQ (DT A) (NN dog)))"))
