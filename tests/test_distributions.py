@@ -140,7 +140,7 @@ def test_sent_cfg_agrees_with_torch_struct(lengths):
         if length == 1:
             continue  # torch-struct's roots derive no single word; neither do ours
         peer = torch_struct.SentCFG(
-            (terms[b : b + 1, :length], rules.unsqueeze(0), roots.unsqueeze(0)), validate_args=False
+            (terms[b : b + 1, :length], rules.unsqueeze(0), roots.unsqueeze(0))
         )
         assert ours.partition[b].item() == pytest.approx(peer.partition.item(), rel=1e-5)
         words, _, _, _ = peer.marginals
@@ -152,7 +152,7 @@ def test_sent_cfg_agrees_with_torch_struct(lengths):
 
 def test_sent_cfg_takes_potentials_of_any_size():
     terms, rules, roots = torch.randn(1, 4, 3) - 500, torch.randn(2, 5, 5) + 300, torch.randn(2) - 2000
-    peer = torch_struct.SentCFG((terms, rules.unsqueeze(0), roots.unsqueeze(0)), validate_args=False)
+    peer = torch_struct.SentCFG((terms, rules.unsqueeze(0), roots.unsqueeze(0)))
     assert SentCFG(terms, rules, roots).partition.item() == pytest.approx(peer.partition.item(), rel=1e-6)
 
 
