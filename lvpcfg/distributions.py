@@ -126,9 +126,9 @@ class TreeDistribution:
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
             )
         if isinstance(self.form, Kruskal) and any(isinstance(tree, Derivation) for tree in trees):
-            weight = torch.stack([self._weight(tree, b) for b, tree in enumerate(trees)])
+            weight = torch.stack([self._weight(tree.nodes, sentence) for sentence, tree in enumerate(trees)])
         else:
-            weight, _ = log_partition(self.form, self.leaf, self.lengths, self._only(trees))
+            weight, _ = log_partition(self.form, self.leaf, self.lengths, only(trees, self.symbol, self.leaf))
         log_z, _ = log_partition(self.form, self.leaf, self.lengths)
         return weight - log_z
 
@@ -162,27 +162,14 @@ class TreeDistribution:
         log_z, expected = total(self.form.with_tensors(tensors), leaf, algebra, self.lengths).unbind(0)
         return log_z, expected
 
-    def _only(self, trees: Sequence[Derivation | Skeletal]) -> Allowed:
-        """The spans of these trees, with the states they allow."""
-        length, batch = self.leaf.shape[:2]
-        symbol = torch.tensor(self.symbol)
-        layers = torch.zeros(2, length, batch, length, len(symbol), dtype=torch.bool)
-        for b, tree in enumerate(trees):
-            for node in tree.nodes:
-                for layer, label in zip(layers, (node.bottom, node.top), strict=True):
-                    cell = layer[node.start, b, node.width - 1]
-                    cell |= (torch.arange(len(symbol)) if isinstance(tree, Derivation) else symbol) == label
-        bottom, top = layers.to(self.leaf.device)
-        return Allowed(bottom, top)
-
-    def _weight(self, tree: Derivation, sentence: int) -> Tensor:
+    def _weight(self, nodes: Sequence[Node], sentence: int) -> Tensor:
         """log of the product of the factors that a derivation of a Kruskal form uses."""
         u, inner, outer = self.form.weights
         both = torch.cat([inner, outer])  # [states, 2 rank]
         rank = len(u)
-        factors = [self.form.root[tree.nodes[0].top]] if tree.nodes else [self.leaf.new_zeros(())]
+        factors = [self.form.root[nodes[0].top]] if nodes else [self.leaf.new_zeros(())]
         waiting: list[tuple[int, int]] = []  # rank above and side, for nodes to come
-        for node in tree.nodes:
+        for node in nodes:
             if waiting:
                 above, side = waiting.pop()
                 factors.append(both[node.top, above + side * rank])
@@ -198,6 +185,19 @@ class TreeDistribution:
             else:
                 factors.append(self.leaf[node.start, sentence, node.bottom - self.form.interminals])
         return safe_log(torch.stack(factors).to(torch.float64)).sum()
+
+
+def only(trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Tensor) -> Allowed:
+    """The spans of one tree for each sentence, with the states it allows; `symbol` is that of each state."""
+    length, batch = leaf.shape[:2]
+    member = {Derivation: torch.arange(len(symbol)), Skeletal: torch.tensor(symbol)}
+    layers = torch.zeros(2, length, batch, length, len(symbol), dtype=torch.bool)
+    for sentence, tree in enumerate(trees):
+        for node in tree.nodes:
+            for layer, label in zip(layers, (node.bottom, node.top), strict=True):
+                layer[node.start, sentence, node.width - 1] |= member[type(tree)] == label
+    bottom, top = layers.to(leaf.device)
+    return Allowed(bottom, top)
 
 
 class SentCFG(TreeDistribution):

@@ -51,6 +51,7 @@ class Node:
     bottom: int
     split: int  # 0: a word
     rank: int | None = None  # in derivations of a Kruskal form
+    chain: tuple[int, ...] = ()  # all symbols from top to bottom, where they are known
 
 
 Skeleton = list[Node]  # in preorder

@@ -221,6 +221,12 @@ class RuleTensors(Form):
         """The place of a block among those that a word is filled in for."""
         return sum(block.kind in (BEFORE, AFTER) for block in self.blocks[:term])
 
+    @property
+    def table_size(self) -> int:
+        """Numbers that a word takes when it is filled into the rules."""
+        sizes = {BEFORE: lambda x, y, z: z * x, AFTER: lambda x, y, z: y * x}
+        return sum(len(block.rules) * sizes[block.kind](*block.shape) for block in self.blocks if block.kind in sizes)
+
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, Tensor]:
         cells = self.pad(algebra, top)
         return cells, cells
@@ -248,7 +254,7 @@ class Kruskal(Form):
 
     source: RuleTensors | None  # the rules it stands for, for decoders that score rules
 
-    narrowest, projects = 1, True
+    narrowest, projects, table_size = 1, True, 0
 
     @property
     def lanes(self) -> tuple[int, int]:

@@ -41,15 +41,15 @@ def marginals(form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allow
     with torch.no_grad():
         problem = Problem(form, leaf, lengths, allowed)
         ones = torch.ones(leaf.shape[1], dtype=torch.float64, device=leaf.device)
-        return collect(solve_outside(problem, ones))
+        return collect(solve_outside(problem, ones), leaf.dtype)
 
 
-def collect(solutions: Sequence[Solution]) -> Marginals:
+def collect(solutions: Sequence[Solution], dtype: torch.dtype) -> Marginals:
     """The posteriors of charts, in the order of the sentences."""
     order = torch.cat([solution.sentences for solution in solutions]).argsort()
     parts = [_posteriors(solution) for solution in solutions]
     log_z, sign, top, bottom = (torch.cat(list(part)).index_select(0, order) for part in zip(*parts, strict=True))
-    return Marginals(log_z, sign, top, bottom)
+    return Marginals(log_z, sign, top.to(dtype), bottom.to(dtype))
 
 
 def _posteriors(solution: Solution) -> tuple[Tensor, Tensor, Tensor, Tensor]:

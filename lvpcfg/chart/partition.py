@@ -17,6 +17,7 @@ from lvpcfg.chart.algebra import LOG, SUM
 from lvpcfg.chart.forms import Algebra
 from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
 
+TABLES = 1 << 28  # bytes
 NARROW, WIDE, LOGARITHMIC = "mantissas", "float64", "log-sum-exp"
 
 
@@ -46,6 +47,11 @@ class Problem:
         lengths = None if self.lengths is None else self.lengths.index_select(0, sentences)
         return replace(self, leaf=self.leaf.index_select(1, sentences), lengths=lengths, allowed=allowed)
 
+    def sentences_at_once(self) -> int:
+        """So many that the rules with their words filled in stay within bounds."""
+        each = self.leaf.shape[0] * self.form.table_size * self.leaf.element_size()
+        return max(1, TABLES // max(1, each))
+
     def chart(self, level: str) -> Chart:
         form, leaf = self.form, self.leaf
         if level != NARROW:
@@ -62,13 +68,19 @@ class Problem:
         return levels if signed else [*levels, LOGARITHMIC]
 
 
-def solve(problem: Problem, sentences: Tensor | None = None, levels: Sequence[str] | None = None) -> list[Solution]:
+def solve(problem: Problem) -> list[Solution]:
     """The inside charts of all sentences; those that the first way fails are in solutions of their own."""
-    if sentences is None:
-        sentences = torch.arange(problem.leaf.shape[1], device=problem.leaf.device)
-    chart = problem.chart(NARROW if levels is None else levels[0])
-    solution = Solution(sentences, NARROW if levels is None else levels[0], chart)
-    failed = chart.log_z == -torch.inf
+    sentences = torch.arange(problem.leaf.shape[1], device=problem.leaf.device)
+    pieces = sentences.split(problem.sentences_at_once())
+    if len(pieces) == 1:
+        return _solve(problem, sentences, None)
+    return [solution for piece in pieces for solution in _solve(problem.part(piece), piece, None)]
+
+
+def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None) -> list[Solution]:
+    level = NARROW if levels is None else levels[0]
+    solution = Solution(sentences, level, problem.chart(level))
+    failed = solution.chart.log_z == -torch.inf
     if not bool(failed.any()):
         return [solution]
     levels = problem.levels() if levels is None else levels
@@ -80,7 +92,7 @@ def _again(problem: Problem, solution: Solution, failed: Tensor, levels: Sequenc
     solutions = []
     for places, ways in (((~failed).nonzero().squeeze(1), levels), (failed.nonzero().squeeze(1), levels[1:])):
         if len(places):
-            solutions += solve(problem.part(places), solution.sentences.index_select(0, places), ways)
+            solutions += _solve(problem.part(places), solution.sentences.index_select(0, places), ways)
     return solutions
 
 

@@ -1,0 +1,50 @@
+"""Chains of unary rules in the max-times algebra: the best way from a state, or a symbol, down to another."""
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.algebra import safe_log
+from lvpcfg.chart.build import unary_matrix
+from lvpcfg.grammar.grammar import Grammar
+
+
+class Chains:
+    """`step` is [n, n]: the log-probability of one unary rule between two states, or two symbols."""
+
+    def __init__(self, step: Tensor) -> None:
+        self.step = step
+        self.best = torch.where(torch.eye(len(step), dtype=torch.bool, device=step.device), 0.0, -torch.inf).to(step)
+        for _ in range(len(step)):  # one more rule at the head of every chain, until none gets better
+            longer = torch.stack([(row.unsqueeze(1) + self.best).amax(0) for row in step])
+            if bool((longer <= self.best).all()):
+                break
+            self.best = torch.maximum(self.best, longer)
+
+    @staticmethod
+    def of_states(grammar: Grammar) -> "Chains":
+        return Chains(safe_log(_square(grammar)))
+
+    @staticmethod
+    def of_symbols(grammar: Grammar) -> "Chains":
+        """A rule between symbols is worth its mean over the states of the parent."""
+        symbol = torch.repeat_interleave(grammar.states, output_size=len(grammar.root))
+        member = torch.nn.functional.one_hot(symbol, len(grammar.symbols)).to(grammar.root.dtype)
+        sums = member.T @ _square(grammar).clamp_min(0) @ member
+        return Chains(safe_log(sums / grammar.states.unsqueeze(1)))
+
+    def path(self, top: int, bottom: int) -> list[int]:
+        """From top to bottom, both included."""
+        path = [top]
+        while path[-1] != bottom and len(path) <= len(self.step):
+            path.append(int((self.step[path[-1]] + self.best[:, bottom]).argmax()))
+        return path if path[-1] == bottom else [top, bottom]
+
+    def closure(self, interminals: int) -> tuple[Tensor, Tensor]:
+        """Bottom -> top and word -> top, as the forms have them."""
+        best = self.best[:interminals].exp()
+        return best[:, :interminals].T, best[:, interminals:].T
+
+
+def _square(grammar: Grammar) -> Tensor:
+    matrix = unary_matrix(grammar).detach()
+    return torch.cat([matrix, matrix.new_zeros(matrix.shape[1] - len(matrix), matrix.shape[1])])

@@ -1,0 +1,283 @@
+"""lvpcfg.Parser: a model and sentences in, trees out."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from nltk.parse.api import ParserI
+from nltk.tree import Tree
+from torch import Tensor
+from tqdm import tqdm
+
+from lvpcfg.chart.build import exact
+from lvpcfg.chart.decode import (
+    DECODERS,
+    FREE,
+    Node,
+    PRODUCT,
+    RECALL,
+    VITERBI,
+    Skeleton,
+    SymbolChart,
+    SymbolMap,
+    best_derivations,
+    free_recall,
+)
+from lvpcfg.chart.forms import RuleTensors
+from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
+from lvpcfg.chart.unary import Chains
+from lvpcfg.distributions import Skeletal, only
+from lvpcfg.errors import InputError, expect, show
+from lvpcfg.files import PathLike
+from lvpcfg.grammar.expectations import expected_tags
+from lvpcfg.grammar.model import Model
+from lvpcfg.trees.binarise import debinarise
+from lvpcfg.trees.normalise import TOP
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+CELLS = 1 << 27  # numbers held by a batch at the most, roughly
+
+
+@dataclass(frozen=True)
+class Parse:
+    """A tree and what is known about it."""
+
+    tree: Tree
+    log_prob: float  # log p(tree, sentence), summed over states; -inf for a flat tree
+    posterior: float  # p(tree | sentence)
+    sentence_log_prob: float  # log p(sentence)
+    flat: bool  # the grammar has no tree for the sentence
+
+
+@dataclass
+class Counts:
+    """What happened while parsing."""
+
+    sentences: int = 0
+    fallbacks: int = 0  # no path through the grammar: a flat tree
+    float64: int = 0  # float32 was not enough
+    log_sum_exp: int = 0  # float64 was not enough
+    negative_rules: int = 0  # posteriors below zero, through signed parameters
+    by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
+
+
+class Parser(ParserI):  # type: ignore[misc]
+    """Parses sentences with a model.
+
+    `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
+    `dtype` "float32" or "float64". Sentences of equal length are parsed together.
+    """
+
+    def __init__(
+        self, model: Model, decoder: str = PRODUCT, device: str | torch.device | None = None, dtype: str = "float32"
+    ) -> None:
+        expect("decoder", decoder, DECODERS)
+        expect("dtype", dtype, tuple(DTYPES))
+        self.model, self.decoder = model, decoder
+        self.device = _device(device)
+        self._grammar = model.grammar.to(self.device, DTYPES[dtype])
+        self._form = exact(self._grammar)
+        self._signed = any(bool((tensor < 0).any()) for tensor in (*self._form.tensors, self._grammar.lexical.value))
+        if decoder == VITERBI and self._signed:
+            raise InputError("the decoder viterbi needs non-negative parameters: this model has negative ones.")
+        self._symbols = SymbolMap(self._grammar, self._grammar.root)
+        self.counts = Counts()
+
+    @staticmethod
+    def load(
+        path: PathLike, decoder: str = PRODUCT, device: str | torch.device | None = None, dtype: str = "float32"
+    ) -> "Parser":
+        """A parser for the model in a folder."""
+        return Parser(Model.load(path), decoder, device, dtype)
+
+    def parse(self, sent: Sequence[str]) -> Tree:
+        """The tree of one tokenised sentence."""
+        return self.parse_sents([sent])[0]
+
+    def parse_one(self, sent: Sequence[str]) -> Tree:
+        return self.parse(sent)
+
+    def parse_all(self, sent: Sequence[str]) -> list[Tree]:
+        return [self.parse(sent)]
+
+    def parse_sents(self, sents: Iterable[Sequence[str]], progress: bool = False) -> list[Tree]:
+        """The trees of many sentences, in their order; every sentence gets one."""
+        return [parse.tree for parse in self._parse(list(sents), progress, False)]
+
+    def analyse(self, sents: Iterable[Sequence[str]], progress: bool = False) -> list[Parse]:
+        """Trees with their probabilities."""
+        return self._parse(list(sents), progress, True)
+
+    def grammar(self) -> object:
+        """The model's grammar (ParserI)."""
+        return self.model.grammar
+
+    def _parse(self, sentences: list[Sequence[str]], progress: bool, probabilities: bool) -> list[Parse]:
+        by_length: defaultdict[int, list[int]] = defaultdict(list)
+        for number, words in enumerate(sentences):
+            if isinstance(words, str) or not words:
+                raise InputError(f"sentence {number + 1} is {show(words)}: expected a list of one or more words.")
+            by_length[len(words)].append(number)
+        found: dict[int, Parse] = {}
+        with tqdm(total=len(sentences), unit=" sentences", disable=None if progress else True, leave=False) as bar:
+            for length, numbers in sorted(by_length.items(), reverse=True):
+                for begin in range(0, len(numbers), self._batch(length)):
+                    batch = numbers[begin : begin + self._batch(length)]
+                    parses = self._parse_batch([sentences[number] for number in batch], probabilities)
+                    found.update(zip(batch, parses, strict=True))
+                    bar.update(len(batch))
+        return [found[number] for number in range(len(sentences))]
+
+    def _batch(self, length: int) -> int:
+        """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
+        inner = sum(len(block.rules) for block in self._form.blocks if block.kind == "inner")
+        lanes = self._form.lanes[0] + max(block.shape[1] for block in self._form.blocks)
+        numbers = length * length * (16 * lanes + 2 * inner) + 2 * length * self._form.table_size
+        return max(1, min(64, CELLS // numbers))
+
+    def _parse_batch(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
+        leaf = self._leaf(sentences)
+        log_z = torch.full((len(sentences),), -torch.inf, dtype=torch.float64)
+        skeletons: list[Skeleton | None] = [None] * len(sentences)
+        if self.decoder == VITERBI:
+            skeletons = self._viterbi(leaf)
+            if probabilities:
+                log_z = log_partition(self._form, leaf)[0].cpu()
+        else:
+            ones = torch.ones(len(sentences), dtype=torch.float64, device=leaf.device)
+            for solution in solve_outside(Problem(self._form, leaf), ones):
+                numbers = solution.sentences.tolist()
+                log_z[numbers] = solution.chart.log_z.cpu()
+                for number, skeleton in zip(numbers, self._decode(solution, leaf), strict=True):
+                    skeletons[number] = skeleton
+        self.counts.sentences += len(sentences)
+        self.counts.fallbacks += sum(skeleton is None for skeleton in skeletons)
+        trees = [self._tree(skeleton, words) for skeleton, words in zip(skeletons, sentences, strict=True)]
+        weights = self._weights(skeletons, leaf) if probabilities else [-torch.inf] * len(sentences)
+        return [
+            Parse(tree, weight, _ratio(weight, total), total, skeleton is None)
+            for tree, weight, total, skeleton in zip(trees, weights, log_z.tolist(), skeletons, strict=True)
+        ]
+
+    def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
+        entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
+        return self._grammar.lexical.lookup(entries).transpose(0, 1)
+
+    def _decode(self, solution: Solution, leaf: Tensor) -> list[Skeleton | None]:
+        chart, outside = solution.chart, solution.outside
+        assert outside is not None
+        self.counts.float64 += len(solution.sentences) if solution.level == WIDE else 0
+        self.counts.log_sum_exp += len(solution.sentences) if solution.level == LOGARITHMIC else 0
+        possible = (chart.log_z > -torch.inf).tolist()
+        if solution.level == LOGARITHMIC:  # its charts are logarithms; the best derivation never underflows
+            some = any(possible)
+            return self._viterbi(leaf.index_select(1, solution.sentences)) if some else [None] * len(possible)
+        symbols = self._symbols if chart.word.dtype == leaf.dtype else SymbolMap(self._grammar, chart.word)
+        if self.decoder == FREE:
+            found = free_recall(symbols, chart, outside)
+        else:
+            decoded = SymbolChart(symbols, chart, outside, self.decoder, self._signed)
+            self.counts.negative_rules += decoded.negative
+            found = decoded.skeletons()
+        if self._signed and self.decoder != RECALL and None in found:
+            recalled = SymbolChart(symbols, chart, outside, RECALL, self._signed).skeletons()
+            self.counts.by_recall += found.count(None) - recalled.count(None)
+            found = [one or other for one, other in zip(found, recalled, strict=True)]
+        return [skeleton if ok else None for skeleton, ok in zip(found, possible, strict=True)]
+
+    def _viterbi(self, leaf: Tensor) -> list[Skeleton | None]:
+        """Best derivations, with the chains of unary rules written into their symbols."""
+        found, _ = best_derivations(self._viterbi_form, leaf)
+        symbol = self._symbols.symbol_of_state
+        return [
+            None
+            if nodes is None
+            else [
+                Node(
+                    node.start,
+                    node.width,
+                    symbol[node.top],
+                    symbol[node.bottom],
+                    node.split,
+                    chain=tuple(symbol[state] for state in self._state_chains.path(node.top, node.bottom))
+                    if node.top != node.bottom
+                    else (),
+                )
+                for node in nodes
+            ]
+            for nodes in found
+        ]
+
+    @cached_property
+    def _state_chains(self) -> Chains:
+        return Chains.of_states(self._grammar)
+
+    @cached_property
+    def _symbol_chains(self) -> Chains:
+        return Chains.of_symbols(self._grammar)
+
+    @cached_property
+    def _viterbi_form(self) -> RuleTensors:
+        """The rules with the best unary chain between two states instead of their sum."""
+        if self._form.closure is None:
+            return self._form
+        closure, promotion = self._state_chains.closure(self._form.interminals)
+        return replace(self._form, closure=closure, promotion=promotion)
+
+    def _tree(self, skeleton: Skeleton | None, words: Sequence[str]) -> Tree:
+        """The tree without binarisation."""
+        if skeleton is None:
+            return self._flat(words)
+        names, built = self._grammar.symbols.names, []
+        for node in reversed(skeleton):  # children before their parents
+            tree = Tree(names[node.bottom], [built.pop(), built.pop()] if node.split else [words[node.start]])
+            chain = node.chain
+            if not chain and node.top != node.bottom:
+                chain = tuple(self._symbol_chains.path(node.top, node.bottom))
+            for symbol in reversed(chain[:-1]):
+                tree = Tree(names[symbol], [tree])
+            built.append(tree)
+        top = built.pop()
+        return debinarise(top if top.label() == TOP else Tree(TOP, [top]))
+
+    def _flat(self, words: Sequence[str]) -> Tree:
+        """The commonest root over each word's likeliest tag: for sentences the grammar has no tree for."""
+        grammar, inner = self._grammar, self._symbols.inner
+        states = self._symbols.tags(self._leaf([words]).squeeze(1) * self._tag_frequency)
+        names = grammar.symbols.preterminals
+        tags = [Tree(names[tag], [word]) for tag, word in zip(states.argmax(1).tolist(), words, strict=True)]
+        roots = self._symbols.phrases(grammar.root[: self._form.interminals])
+        label = grammar.symbols.interminals[int(roots.argmax())] if inner and len(tags) > 1 else None
+        if label is None or label == TOP:
+            return debinarise(Tree(TOP, tags))
+        return debinarise(Tree(TOP, [Tree(label, tags)]))
+
+    @cached_property
+    def _tag_frequency(self) -> Tensor:
+        """[preterminal states]: how often each is expected in a tree of the grammar."""
+        return expected_tags(self._grammar)
+
+    def _weights(self, skeletons: list[Skeleton | None], leaf: Tensor) -> list[float]:
+        """log p(tree, sentence) of each."""
+        trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
+        allowed = only(trees, self._symbols.symbol_of_state, leaf)
+        weights: list[float] = log_partition(self._form, leaf, None, allowed)[0].tolist()
+        return weights
+
+
+def _ratio(weight: float, total: float) -> float:
+    return math.exp(min(0.0, weight - total)) if weight > -math.inf else 0.0
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device is {show(str(name))}, which cannot be used here: {str(error).splitlines()[0]}.") from None
+    return device
