@@ -1,10 +1,12 @@
 """lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch."""
 
+from lvpcfg import distributions
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.train import train
 from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.parser import Parse, Parser
 from lvpcfg.trees.binarise import Binarisation, binarise, debinarise
 from lvpcfg.trees.brackets import read_trees, write_trees
 from lvpcfg.trees.conllu import read_conllu
@@ -18,11 +20,14 @@ __all__ = [
     "Grammar",
     "InputError",
     "Model",
+    "Parse",
+    "Parser",
     "Treebank",
     "binarise",
     "build_treebank",
     "corpus",
     "debinarise",
+    "distributions",
     "evaluate",
     "normalise",
     "read_conllu",

@@ -119,7 +119,7 @@ class TreeDistribution:
         other_log_z, _ = log_partition(other.form, other.leaf, other.lengths)
         return expected - log_z + other_log_z
 
-    def log_prob(self, trees: Sequence[Derivation] | Sequence[Skeletal]) -> Tensor:
+    def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:
         """log p(tree | sentence) of one tree for each sentence, [batch]; differentiable."""
         if len(trees) != self.leaf.shape[1]:
             raise InputError(

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,10 +16,10 @@ from lvpcfg.chart.build import exact
 from lvpcfg.chart.decode import (
     DECODERS,
     FREE,
-    Node,
     PRODUCT,
     RECALL,
     VITERBI,
+    Node,
     Skeleton,
     SymbolChart,
     SymbolMap,
@@ -103,32 +103,45 @@ class Parser(ParserI):  # type: ignore[misc]
     def parse_all(self, sent: Sequence[str]) -> list[Tree]:
         return [self.parse(sent)]
 
-    def parse_sents(self, sents: Iterable[Sequence[str]], progress: bool = False) -> list[Tree]:
-        """The trees of many sentences, in their order; every sentence gets one."""
-        return [parse.tree for parse in self._parse(list(sents), progress, False)]
+    def parse_sents(
+        self, sents: Iterable[Sequence[str]], progress: bool = False, update: Callable[[int], object] | None = None
+    ) -> list[Tree]:
+        """The trees of many sentences, in their order; every sentence gets one.
+
+        `progress` shows a bar; `update` is called with the number of sentences done, for a bar of one's own.
+        """
+        return [parse.tree for parse in self._parse(list(sents), progress, update, probabilities=False)]
 
     def analyse(self, sents: Iterable[Sequence[str]], progress: bool = False) -> list[Parse]:
         """Trees with their probabilities."""
-        return self._parse(list(sents), progress, True)
+        return self._parse(list(sents), progress, None, probabilities=True)
 
     def grammar(self) -> object:
         """The model's grammar (ParserI)."""
         return self.model.grammar
 
-    def _parse(self, sentences: list[Sequence[str]], progress: bool, probabilities: bool) -> list[Parse]:
+    def _parse(
+        self,
+        sentences: list[Sequence[str]],
+        progress: bool,
+        update: Callable[[int], object] | None,
+        probabilities: bool,
+    ) -> list[Parse]:
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for number, words in enumerate(sentences):
             if isinstance(words, str) or not words:
                 raise InputError(f"sentence {number + 1} is {show(words)}: expected a list of one or more words.")
             by_length[len(words)].append(number)
         found: dict[int, Parse] = {}
-        with tqdm(total=len(sentences), unit=" sentences", disable=None if progress else True, leave=False) as bar:
+        with tqdm(
+            total=len(sentences), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
+        ) as bar:
             for length, numbers in sorted(by_length.items(), reverse=True):
                 for begin in range(0, len(numbers), self._batch(length)):
                     batch = numbers[begin : begin + self._batch(length)]
                     parses = self._parse_batch([sentences[number] for number in batch], probabilities)
                     found.update(zip(batch, parses, strict=True))
-                    bar.update(len(batch))
+                    (update or bar.update)(len(batch))
         return [found[number] for number in range(len(sentences))]
 
     def _batch(self, length: int) -> int:
@@ -231,7 +244,8 @@ class Parser(ParserI):  # type: ignore[misc]
         """The tree without binarisation."""
         if skeleton is None:
             return self._flat(words)
-        names, built = self._grammar.symbols.names, []
+        names = self._grammar.symbols.names
+        built: list[Tree] = []
         for node in reversed(skeleton):  # children before their parents
             tree = Tree(names[node.bottom], [built.pop(), built.pop()] if node.split else [words[node.start]])
             chain = node.chain
@@ -279,5 +293,7 @@ def _device(name: str | torch.device | None) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device is {show(str(name))}, which cannot be used here: {str(error).splitlines()[0]}.") from None
+        raise InputError(
+            f"device is {show(str(name))}, which cannot be used here: {str(error).splitlines()[0]}."
+        ) from None
     return device

@@ -36,7 +36,9 @@ class TestAgainstEnumeration:
             dict((nodes, weight) for weight, nodes in derivations(case.full, leaf[: LENGTH - b, b])) for b in range(2)
         ]
         sums = [math.fsum(one.values()) for one in found]
-        return [{nodes: weight / total for nodes, weight in one.items()} for one, total in zip(found, sums)], sums
+        return [
+            {nodes: weight / total for nodes, weight in one.items()} for one, total in zip(found, sums, strict=True)
+        ], sums
 
     @pytest.fixture
     def distribution(self, case, leaf):
@@ -139,9 +141,7 @@ def test_sent_cfg_agrees_with_torch_struct(lengths):
     for b, length in enumerate(lengths or [5] * 3):
         if length == 1:
             continue  # torch-struct's roots derive no single word; neither do ours
-        peer = torch_struct.SentCFG(
-            (terms[b : b + 1, :length], rules.unsqueeze(0), roots.unsqueeze(0))
-        )
+        peer = torch_struct.SentCFG((terms[b : b + 1, :length], rules.unsqueeze(0), roots.unsqueeze(0)))
         assert ours.partition[b].item() == pytest.approx(peer.partition.item(), rel=1e-5)
         words, _, _, _ = peer.marginals
         diagonal = ours.marginals.bottom[b].diagonal(0, 0, 1)[2:, :length]

@@ -259,7 +259,9 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
     """
     n, batch, inner = chart.length, chart.batch, symbols.inner
     best = Spans.made(chart.word.new_empty, n, batch, 1, 1)
-    tops, bottoms, splits = [], [], []
+    tops: list[list[int]] = []
+    bottoms: list[list[int]] = []
+    splits: list[list[int]] = []
     for width in range(1, n + 1):
         top = symbols.phrases((chart.top[width - 1] * outside.top[width - 1]).abs())
         bottom = symbols.phrases((chart.bottom[width - 1] * outside.bottom[width - 1]).abs())
@@ -269,25 +271,26 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
         score = (top * symbols.real.narrow(0, 0, top.shape[1])).amax(1, keepdim=True)
         if width > 1:
             left, right = best.children(width, 1)
-            value, split = (left + right).squeeze(2).max(1, keepdim=True)
+            value, narrower = (left + right).squeeze(2).max(1, keepdim=True)
             score = score + value
-            splits.append((split.squeeze(1) + 1).tolist())
+            splits.append((narrower.squeeze(1) + 1).tolist())
         best.write(width, score, score)
         tops.append(top.argmax(1).tolist())
         bottoms.append((bottom.argmax(1) + (inner if width == 1 else 0)).tolist())
     found: list[Skeleton | None] = []
     for sentence in range(batch):
-        nodes, waiting = [], [(0, n)]
+        nodes: Skeleton = []
+        waiting = [(0, n)]
         while waiting:
             start, width = waiting.pop()
             cell = start * batch + sentence
-            left = splits[width - 2][cell] if width > 1 else 0
-            top, bottom = tops[width - 1][cell], bottoms[width - 1][cell]
-            if top >= inner or chart.form.closure is None:
-                bottom = top
-            nodes.append(Node(start, width, top, bottom, left))
-            if left:
-                waiting += [(start + left, width - left), (start, left)]
+            split = splits[width - 2][cell] if width > 1 else 0
+            label, below = tops[width - 1][cell], bottoms[width - 1][cell]
+            if label >= inner or chart.form.closure is None:
+                below = label
+            nodes.append(Node(start, width, label, below, split))
+            if split:
+                waiting += [(start + split, width - split), (start, split)]
         found.append(nodes)
     return found
 

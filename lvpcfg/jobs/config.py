@@ -7,15 +7,19 @@ from typing import Any, Optional, Union
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from lvpcfg.chart.decode import DECODERS
 from lvpcfg.errors import expect
 from lvpcfg.estimate.train import ESTIMATORS
+from lvpcfg.parser import DTYPES
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
+PARSER = ("decoder", "device", "dtype")
 JOBS = {  # and the options each of them reads
-    "demo": ("binarisation", "estimator", "signature"),
+    "demo": ("binarisation", "estimator", "signature", *PARSER),
     "train": ("data", "binarisation", "estimator", "signature"),
-    "evaluate": ("gold", "test", "parameters"),
+    "parse": ("model", "input", "output", *PARSER),
+    "evaluate": ("gold", "test", "model", "parameters", *PARSER),
 }
 
 
@@ -45,6 +49,12 @@ class Config:
     binarisation: BinarisationConfig = field(default_factory=BinarisationConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     signature: str = MISSING
+    model: Optional[str] = MISSING  # noqa: UP045
+    input: Optional[str] = MISSING  # noqa: UP045
+    output: Optional[str] = MISSING  # noqa: UP045
+    decoder: str = MISSING
+    device: Optional[str] = MISSING  # noqa: UP045
+    dtype: str = MISSING
     gold: Optional[str] = MISSING  # noqa: UP045
     test: Optional[str] = MISSING  # noqa: UP045
     parameters: Optional[str] = MISSING  # noqa: UP045
@@ -56,6 +66,8 @@ class Config:
         expect("job", self.job, tuple(JOBS))
         expect("data.on_error", self.data.on_error, ("raise", "skip"))
         expect("estimator.name", self.estimator.name, tuple(ESTIMATORS))
+        expect("decoder", self.decoder, DECODERS)
+        expect("dtype", self.dtype, tuple(DTYPES))
         self.scheme()
         get_signature(self.signature)
 

@@ -1,15 +1,20 @@
-"""job=demo: the story so far on the embedded corpus."""
+"""job=demo: the whole story on the embedded corpus: train, parse, score, look."""
 
+import time
 from collections import Counter
 
 from nltk.tree import Tree
+from nltk.tree.prettyprinter import TreePrettyPrinter
 
-from lvpcfg.estimate.baseline import right_branching
+from lvpcfg.distributions import ModelTrees
 from lvpcfg.evaluate.evalb import evaluate
-from lvpcfg.jobs import train
+from lvpcfg.evaluate.pictures import draw_chart, draw_trees
+from lvpcfg.grammar.model import Model
+from lvpcfg.jobs import parse, train
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.evaluate import show_scores
 from lvpcfg.jobs.run import Run
+from lvpcfg.parser import Parser
 from lvpcfg.trees.corpus import SIZES, corpus
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import preorder, tagged_words, words
@@ -19,12 +24,40 @@ def run(config: Config, run: Run) -> None:
     splits = {split: normalise_all(corpus(split)) for split in SIZES}
     _show_statistics(splits, run)
     _show_what_labels_hide(splits["train"], run)
-    treebank = train.estimate(corpus("train"), config, run)
+    model = train.estimate(corpus("train"), config, run)
 
-    parse = right_branching(treebank, config.signature)
-    scores = evaluate(splits["dev"], [parse(words(tree)) for tree in splits["dev"]])
+    parser = Parser(model, config.decoder, config.device, config.dtype)
+    gold = splits["dev"]
+    begin = time.perf_counter()
+    trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
+    parse.report(parser, len(gold) / (time.perf_counter() - begin), run)
+    scores = evaluate(gold, trees)
     run.result.update(scores.figures())
-    show_scores(scores, run, "Baseline on dev: likeliest tags, right-branching brackets")
+    show_scores(scores, run, f"Scores on dev, decoder {config.decoder}")
+    _show_trees(gold, trees, model, run)
+
+
+def _show_trees(gold: list[Tree], trees: list[Tree], model: Model, run: Run) -> None:
+    """A short sentence parsed right and one parsed wrong: in the terminal, and as pictures with the chart."""
+    pairs = sorted(zip(gold, trees, strict=True), key=lambda pair: len(words(pair[0])))
+    long_enough = [pair for pair in pairs if len(words(pair[0])) >= 6]
+    right = next((pair for pair in long_enough if pair[0] == pair[1]), None)
+    wrong = next((pair for pair in long_enough if pair[0] != pair[1]), None)
+    if right:
+        run.say("A sentence parsed right:\n" + _drawn(right[1]))
+    if wrong:
+        run.say("A sentence parsed wrong, as it should be:\n" + _drawn(wrong[0]) + "\nand as it was parsed:")
+        run.say(_drawn(wrong[1]))
+    shown = next((pair for pair in long_enough if pair[0] != pair[1] and len(words(pair[0])) >= 10), wrong or right)
+    if shown:
+        sentence = words(shown[0])
+        run.picture("tree", draw_trees({"gold": shown[0], "parse": shown[1]}, gold="gold"))
+        spans = ModelTrees(model, [sentence]).marginals.by_symbol(model.grammar)[0]
+        run.picture("chart", draw_chart(spans, sentence, model.grammar.symbols.names))
+
+
+def _drawn(tree: Tree) -> str:
+    return TreePrettyPrinter(tree).text(unicodelines=True)
 
 
 def _show_statistics(splits: dict[str, list[Tree]], run: Run) -> None:

@@ -14,13 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError
-from lvpcfg.jobs import config, demo, evaluate, train
+from lvpcfg.jobs import config, demo, evaluate, parse, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
 JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "demo": demo.run,
     "train": train.run,
+    "parse": parse.run,
     "evaluate": evaluate.run,
 }
 
@@ -51,7 +52,8 @@ def main() -> None:
 
 def _run(options: DictConfig) -> float | None:
     """Runs one job in its folder; returns the F1 it reports, for sweepers."""
-    run = Run(Path(HydraConfig.get().runtime.output_dir), Terminal())
+    to_stdout = options.job == "parse" and options.output is None  # trees alone go there
+    run = Run(Path(HydraConfig.get().runtime.output_dir), Terminal(stderr=to_stdout))
     try:
         settings = config.typed(options)
         run.begin(OmegaConf.to_yaml(options, resolve=True))

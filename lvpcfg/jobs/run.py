@@ -4,12 +4,18 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from lvpcfg.files import write_text
+from lvpcfg.files import write_text, writing
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class Terminal(Console):
@@ -29,6 +35,7 @@ class Run:
     folder: Path
     console: Console
     result: dict[str, float] = field(default_factory=dict)  # what scripts and sweeps read
+    config: str = ""  # as it was composed
 
     def say(self, text: str) -> None:
         """Prints text as it is, however long its lines are."""
@@ -43,12 +50,34 @@ class Run:
             table.add_row(*row)
         self.console.print(table)
 
+    def picture(self, name: str, figure: Figure) -> None:
+        """Saves a picture in the run folder and shows it in TensorBoard."""
+        path = self.folder / f"{name}.png"
+        with writing(path):
+            figure.savefig(path, dpi=120)
+        self.board.add_figure(name, figure)
+        self.say(f"{name.replace('_', ' ')}: {path}")
+
+    @cached_property
+    def board(self) -> "SummaryWriter":
+        """The TensorBoard log of the run."""
+        from torch.utils.tensorboard import SummaryWriter  # a second that other jobs need not wait
+
+        return SummaryWriter(str(self.folder / "tensorboard"))
+
     def begin(self, config: str) -> None:
         """Writes the configuration, and removes the figures of an earlier run in the same folder."""
+        self.config = config
         write_text(self.folder / "config.yaml", config)
         (self.folder / "result.json").unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Writes `result.json` and prints the folder, last."""
+        """Writes `result.json`, ends the TensorBoard log if there is one, and prints the folder, last."""
+        if "board" in self.__dict__:
+            self.board.add_text("config", f"```yaml\n{self.config}\n```")
+            for name, value in self.result.items():
+                self.board.add_scalar(name, value)
+            self.board.close()
+            self.say(f"TensorBoard: tensorboard --logdir {self.folder / 'tensorboard'}")
         write_text(self.folder / "result.json", json.dumps(self.result, indent=2) + "\n")
         self.say(str(self.folder))

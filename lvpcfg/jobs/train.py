@@ -11,14 +11,14 @@ from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
 from lvpcfg.trees.brackets import read_trees
 from lvpcfg.trees.corpus import corpus
-from lvpcfg.trees.treebank import Treebank, build_treebank
+from lvpcfg.trees.treebank import build_treebank
 
 
 def run(config: Config, run: Run) -> None:
     estimate(_training_trees(config, run), config, run)
 
 
-def estimate(trees: list[Tree], config: Config, run: Run) -> Treebank:
+def estimate(trees: list[Tree], config: Config, run: Run) -> Model:
     """Estimates a grammar, reports its size and saves it in the run folder."""
     begin = time.perf_counter()
     treebank = build_treebank(trees, config.scheme(), progress=True)
@@ -27,7 +27,7 @@ def estimate(trees: list[Tree], config: Config, run: Run) -> Treebank:
     model.save(run.folder / "model")
     report(model, run)
     run.say(f"The model is in {run.folder / 'model'}.")
-    return treebank
+    return model
 
 
 def report(model: Model, run: Run) -> None:

@@ -1,0 +1,108 @@
+"""Trees and charts as pictures: matplotlib figures, to be saved or sent to TensorBoard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from nltk.tree import Tree
+from torch import Tensor
+
+from lvpcfg.errors import InputError
+from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.trees.walk import rebuild, words
+
+WRONG = "#c0392b"
+
+
+def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
+    """Trees one above the other, by title; what the tree titled `gold` does not have is red in the others."""
+    places = {title: _layout(tree) for title, tree in trees.items()}
+    width = max(place.end for some in places.values() for place in some)
+    height = max(place.y for some in places.values() for place in some)
+    figure = Figure(figsize=(max(4.0, 0.75 * width), len(trees) * (0.45 * height + 1.0)), layout="constrained")
+    known = None if gold is None else {place.bracket for place in places[gold]}
+    for row, (title, some) in enumerate(places.items(), 1):
+        axes = figure.add_subplot(len(trees), 1, row)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.axis("off")
+        _draw(axes, some, known)
+    return figure
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A node of a tree in a picture."""
+
+    label: str
+    x: float
+    y: float
+    start: int
+    end: int
+    below: tuple["_Place | str", ...]
+
+    @property
+    def bracket(self) -> tuple[int, int, str]:
+        return self.start, self.end, self.label
+
+
+def _layout(tree: Tree) -> list[_Place]:
+    """Words side by side, and every node above the middle of its children."""
+    places: list[_Place] = []
+    position = len(words(tree))
+
+    def put(node: Tree, below: list[_Place | str]) -> _Place:
+        nonlocal position
+        children = [child for child in below if isinstance(child, _Place)]
+        if children:
+            x, y = sum(child.x for child in children) / len(children), 1 + max(child.y for child in children)
+            places.append(_Place(node.label(), x, y, children[0].start, children[-1].end, tuple(below)))
+        else:
+            position -= 1  # `rebuild` goes from right to left
+            places.append(_Place(node.label(), position, 1, position, position + 1, tuple(below)))
+        return places[-1]
+
+    rebuild(tree, put)
+    return places
+
+
+def _draw(axes: Axes, places: list[_Place], known: set[tuple[int, int, str]] | None) -> None:
+    for place in places:
+        colour = "black" if known is None or place.bracket in known else WRONG
+        axes.text(place.x, place.y, place.label, ha="center", va="center", fontsize=9, color=colour)
+        for child in place.below:
+            if isinstance(child, _Place):
+                axes.plot([place.x, child.x], [place.y - 0.25, child.y + 0.25], color="0.7", linewidth=0.8)
+            else:
+                axes.text(place.x, 0.1, child, ha="center", va="center", fontsize=9, style="italic")
+                axes.plot([place.x, place.x], [0.35, 0.75], color="0.7", linewidth=0.8)
+    axes.margins(0.05)
+
+
+def draw_chart(posteriors: Tensor, sentence: Sequence[str], symbols: Sequence[str]) -> Figure:
+    """A heat map of span posteriors, [i, j, symbols]: how sure the likeliest label of each span is.
+
+    Symbols that binarisation made are left out.
+    """
+    n = len(sentence)
+    if posteriors.shape != (n, n, len(symbols)):
+        expected = (n, n, len(symbols))
+        raise InputError(f"the posteriors have the shape {tuple(posteriors.shape)}: expected {expected}.")
+    real = [i for i, name in enumerate(symbols) if not name.startswith(INTERMEDIATE)]
+    best, label = posteriors[:, :, real].float().cpu().max(2)
+    size = max(4.0, 0.42 * n + 1.5)
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(best.T.numpy(), cmap="viridis", vmin=0, vmax=1)
+    for i in range(n):
+        for j in range(i, n):
+            if best[i, j] > 0.3:
+                colour = "black" if best[i, j] > 0.6 else "white"
+                name = symbols[real[int(label[i, j])]]
+                axes.text(i, j, name, ha="center", va="center", fontsize=6 if len(name) > 3 else 7, color=colour)
+    axes.set_xticks(range(n), sentence, rotation=90, fontsize=8)
+    axes.set_yticks(range(n), sentence, fontsize=8)
+    axes.set_xlabel("first word")
+    axes.set_ylabel("last word")
+    figure.colorbar(image, ax=axes, label="posterior of the likeliest label", shrink=0.8)
+    return figure

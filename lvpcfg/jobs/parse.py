@@ -1,0 +1,98 @@
+"""job=parse: sentences, one a line -> trees, one a line, in the same order."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TextIO
+
+from tqdm import tqdm
+
+from lvpcfg.errors import InputError, show
+from lvpcfg.files import read_text, writing
+from lvpcfg.jobs.config import Config
+from lvpcfg.jobs.run import Run
+from lvpcfg.parser import Parser
+from lvpcfg.trees.brackets import ESCAPED, format_tree
+
+CHUNK = 2048  # sentences that are sorted by length and parsed together
+
+
+def run(config: Config, run: Run) -> None:
+    parser = make_parser(config)
+    lines = _lines(config.input)
+    begin, done = time.perf_counter(), 0
+    total = len(lines) if isinstance(lines, list) else None
+    with (
+        _output(config.output) as output,
+        tqdm(total=total, unit=" sentences", disable=None, desc="parsing", file=sys.stderr) as bar,
+    ):
+        rest = iter(lines)
+        while chunk := list(islice(rest, CHUNK)):
+            for tree in _trees(parser, chunk, bar.update):
+                output.write(tree + "\n")
+            output.flush()
+            done += len(chunk)
+    run.result["sentences"] = done
+    report(parser, done / (time.perf_counter() - begin), run)
+    if config.output is not None:
+        run.say(f"{done:,} trees are in {config.output}.")
+
+
+def make_parser(config: Config) -> Parser:
+    if config.model is None:
+        raise InputError(f"job={config.job} needs a model folder: model=FOLDER, as job=train makes one.")
+    return Parser.load(config.model, config.decoder, config.device, config.dtype)
+
+
+def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
+    """A tree for each line, and an empty line for an empty one."""
+    sentences = [line.translate(ESCAPED).split() for line in lines]
+    trees = iter(parser.parse_sents([words for words in sentences if words], update=update))
+    update(sum(not words for words in sentences))
+    return (format_tree(next(trees)) if words else "" for words in sentences)
+
+
+def _lines(path: str | None) -> Iterable[str]:
+    if path is not None:
+        return read_text(path).removesuffix("\n").split("\n")  # and at no other line ends that Unicode has
+    if sys.stdin.isatty():
+        print("lvpcfg: reading sentences from the terminal, one a line; Ctrl-D ends.", file=sys.stderr)
+    return _decoded(sys.stdin)
+
+
+def _decoded(stream: TextIO) -> Iterator[str]:
+    try:
+        for line in stream:
+            yield line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the standard input is not UTF-8 text: {show(str(error))}.") from None
+
+
+@contextmanager
+def _output(path: str | None) -> Iterator[TextIO]:
+    """Trees are written as they come, so that what is done stays done."""
+    if path is None:
+        yield sys.stdout
+        return
+    with writing(path):
+        stream = open(path, "w", encoding="utf-8")  # noqa: SIM115
+    with stream:
+        yield stream
+
+
+def report(parser: Parser, speed: float, run: Run) -> None:
+    """What happened while parsing, as figures and, where it matters, as a sentence."""
+    counts = parser.counts
+    run.result["sentences_per_second"] = speed
+    run.result |= {name: number for name, number in vars(counts).items() if name != "sentences"}
+    run.say(f"{counts.sentences:,} sentences parsed, {speed:.1f} a second, on {parser.device.type}.")
+    for number, what in (
+        (counts.fallbacks, "have no path through the grammar and got a flat tree"),
+        (counts.float64, "were recomputed in float64"),
+        (counts.log_sum_exp, "were recomputed by log-sum-exp"),
+        (counts.by_recall, "were decoded by labelled recall, since rule scores below zero left no tree"),
+    ):
+        if number:
+            run.say(f"{number:,} sentences {what}.")
