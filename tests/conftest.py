@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
+torch.set_num_threads(1)  # many small charts: threads would only wait for each other
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

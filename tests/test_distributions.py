@@ -32,9 +32,7 @@ class TestAgainstEnumeration:
     @pytest.fixture
     def trees(self, case, leaf):
         """For each sentence, derivation -> probability; and the sums of the weights."""
-        found = [
-            dict((nodes, weight) for weight, nodes in derivations(case.full, leaf[: LENGTH - b, b])) for b in range(2)
-        ]
+        found = [{nodes: weight for weight, nodes in derivations(case.full, leaf[: LENGTH - b, b])} for b in range(2)]
         sums = [math.fsum(one.values()) for one in found]
         return [
             {nodes: weight / total for nodes, weight in one.items()} for one, total in zip(found, sums, strict=True)

@@ -1,15 +1,16 @@
 """job=parse: sentences, one a line -> trees, one a line, in the same order."""
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from tqdm import tqdm
 
-from lvpcfg.errors import InputError, show
+from lvpcfg.errors import InputError
 from lvpcfg.files import read_text, writing
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
@@ -37,7 +38,7 @@ def run(config: Config, run: Run) -> None:
     run.result["sentences"] = done
     report(parser, done / (time.perf_counter() - begin), run)
     if config.output is not None:
-        run.say(f"{done:,} trees are in {config.output}.")
+        run.say(f"The trees are in {config.output}.")
 
 
 def make_parser(config: Config) -> Parser:
@@ -59,21 +60,23 @@ def _lines(path: str | None) -> Iterable[str]:
         return read_text(path).removesuffix("\n").split("\n")  # and at no other line ends that Unicode has
     if sys.stdin.isatty():
         print("lvpcfg: reading sentences from the terminal, one a line; Ctrl-D ends.", file=sys.stderr)
-    return _decoded(sys.stdin)
+    return _decoded(sys.stdin.buffer)
 
 
-def _decoded(stream: TextIO) -> Iterator[str]:
-    try:
-        for line in stream:
-            yield line.rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the standard input is not UTF-8 text: {show(str(error))}.") from None
+def _decoded(stream: BinaryIO) -> Iterator[str]:
+    for number, line in enumerate(stream, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise InputError(f"standard input, line {number}: expected UTF-8 text, found {line[:40]!r}.") from None
 
 
 @contextmanager
 def _output(path: str | None) -> Iterator[TextIO]:
     """Trees are written as they come, so that what is done stays done."""
     if path is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal's is
         yield sys.stdout
         return
     with writing(path):
@@ -87,12 +90,12 @@ def report(parser: Parser, speed: float, run: Run) -> None:
     counts = parser.counts
     run.result["sentences_per_second"] = speed
     run.result |= {name: number for name, number in vars(counts).items() if name != "sentences"}
-    run.say(f"{counts.sentences:,} sentences parsed, {speed:.1f} a second, on {parser.device.type}.")
+    run.say(f"Sentences parsed: {counts.sentences:,}, {speed:.1f} a second, on {parser.device.type}.")
     for number, what in (
-        (counts.fallbacks, "have no path through the grammar and got a flat tree"),
-        (counts.float64, "were recomputed in float64"),
-        (counts.log_sum_exp, "were recomputed by log-sum-exp"),
-        (counts.by_recall, "were decoded by labelled recall, since rule scores below zero left no tree"),
+        (counts.fallbacks, "without a path through the grammar, given a flat tree"),
+        (counts.float64, "recomputed in float64"),
+        (counts.log_sum_exp, "recomputed by log-sum-exp"),
+        (counts.by_recall, "decoded by labelled recall, since rule scores below zero left no tree"),
     ):
         if number:
-            run.say(f"{number:,} sentences {what}.")
+            run.say(f"Sentences {what}: {number:,}.")

@@ -1,0 +1,176 @@
+"""lvpcfg.Parser: every sentence gets a tree."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from cky import viterbi
+from nltk.parse.api import ParserI
+from nltk.tree import Tree
+from strategies import random_model
+
+from lvpcfg import Binarisation, InputError, Parser, corpus, evaluate, normalise, train
+from lvpcfg.chart.decode import DECODERS
+from lvpcfg.distributions import ModelTrees
+from lvpcfg.trees.walk import words
+
+
+@pytest.fixture(scope="module")
+def model():
+    return train(corpus("train"))
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return train(corpus("train"), binarisation=Binarisation(unaries="keep"))
+
+
+@pytest.fixture(scope="module")
+def gold():
+    return [normalise(tree) for tree in corpus("dev")[:80]]
+
+
+def test_is_an_nltk_parser(model, tmp_path):
+    model.save(tmp_path)
+    parser = Parser.load(tmp_path, device="cpu")
+    assert isinstance(parser, ParserI)
+    sentence = ["The", "dog", "barks", "."]
+    tree = parser.parse(sentence)
+    assert isinstance(tree, Tree)
+    assert tree.leaves() == sentence
+    assert parser.parse_one(sentence) == tree
+    assert parser.parse_all(sentence) == [tree]
+    assert parser.parse_sents([sentence, ["No", "."], sentence])[::2] == [tree, tree]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("which", ["model", "kept"])
+def test_decoders_on_the_embedded_corpus(request, which, decoder, gold):
+    parser = Parser(request.getfixturevalue(which), decoder)
+    trees = parser.parse_sents([words(tree) for tree in gold])
+    assert [words(tree) for tree in trees] == [words(tree) for tree in gold]
+    assert evaluate(gold, trees).f1_all > 74
+    assert parser.counts.fallbacks == 0
+
+
+def test_viterbi_finds_trees_as_probable_as_a_textbook_parser_does(model, gold):
+    sentences = [words(tree) for tree in gold[:15]]
+    distribution = ModelTrees(model, sentences)
+    found, textbook = (
+        distribution.log_prob([distribution.skeletal(tree) for tree in trees])
+        for trees in (Parser(model, "viterbi").parse_sents(sentences), [viterbi(model, words) for words in sentences])
+    )
+    assert torch.allclose(found, textbook, atol=1e-9)
+
+
+@pytest.mark.parametrize("which", ["model", "kept"])
+def test_probabilities_on_request(request, which, gold):
+    model = request.getfixturevalue(which)
+    sentences = [words(tree) for tree in gold[:10]]
+    for decoder in ("max-rule", "viterbi"):
+        parses = Parser(model, decoder, dtype="float64").analyse(sentences)
+        distribution = ModelTrees(model, sentences)
+        expected = distribution.log_prob([distribution.skeletal(parse.tree) for parse in parses])
+        for parse, log_posterior, log_z in zip(parses, expected.tolist(), distribution.partition.tolist(), strict=True):
+            assert math.log(parse.posterior) == pytest.approx(log_posterior, abs=1e-8)
+            assert parse.log_prob == pytest.approx(log_posterior + log_z, rel=1e-9)
+            assert not parse.flat
+
+
+def test_every_sentence_gets_a_tree(model):
+    parser = Parser(model)
+    sentences = [["dog"], ["Qwxzy"], ["x1", "-y", "ZZ", "%"], ["the"] * 60, [")", "("]]
+    for sentence, tree in zip(sentences, parser.parse_sents(sentences), strict=True):
+        assert tree.label() == "TOP"
+        assert tree.leaves() == sentence
+
+
+def test_a_sentence_without_a_path_gets_a_flat_tree(model):
+    """The same model with S alone as a root, and nothing that S could be."""
+    grammar = model.grammar
+    sentence_symbol = grammar.symbols.names.index("S")
+    binary = torch.where(grammar.binary_rules[:, 0] == sentence_symbol, 0.0, grammar.binary)
+    root = torch.where(torch.arange(len(grammar.root)) == sentence_symbol, grammar.root, 0.0)
+    parser = Parser(replace(model, grammar=replace(grammar, binary=binary, root=root)))
+    sentence = ["The", "dog", "saw", "a", "cat", "."]
+    (parse,) = parser.analyse([sentence])
+    assert parse.tree == Tree.fromstring("(TOP (S (DT The) (NN dog) (VBD saw) (DT a) (NN cat) (. .)))")
+    assert parse.flat
+    assert parse.log_prob == -math.inf
+    assert parse.posterior == 0
+    assert parser.counts.fallbacks == 1
+
+
+def test_where_mantissas_underflow_the_parser_goes_on_in_float64(model):
+    """Words a hundred million times less probable than others beside them."""
+    parser = Parser(random_underflow())
+    trees = parser.parse_sents([["dog"] * 40])
+    assert trees[0].leaves() == ["dog"] * 40
+    assert parser.counts.fallbacks == 0
+    assert parser.counts.float64 + parser.counts.log_sum_exp == 1
+
+
+def random_underflow():
+    """A -> A A | x, B -> B B | x with a rare x and root B: B vanishes beside A in float32."""
+    model = random_model(states=(1, 1, 1, 1))
+    grammar = model.grammar
+    lexical = replace(
+        grammar.lexical,
+        value=torch.zeros_like(grammar.lexical.value),
+        weight=torch.ones(4).double(),
+        backoff=torch.tensor([1.0, 1e-3]).double(),
+    )
+    return replace(
+        model,
+        grammar=replace(
+            grammar,
+            binary_rules=torch.tensor([[0, 0, 0], [0, 2, 0], [0, 2, 2], [1, 1, 1], [1, 3, 1], [1, 3, 3]]),
+            binary=torch.full((6,), 0.3, dtype=torch.float64),
+            unary_rules=torch.zeros(0, 2, dtype=torch.int64),
+            unary=torch.zeros(0, dtype=torch.float64),
+            root=torch.tensor([0.0, 1, 0, 0], dtype=torch.float64),
+            lexical=lexical,
+        ),
+    )
+
+
+@pytest.mark.parametrize("sentences", [["a dog"], [[]], [["a"], []]])
+def test_what_is_no_sentence_is_refused(model, sentences):
+    with pytest.raises(InputError, match="expected a list of one or more words"):
+        Parser(model).parse_sents(sentences)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decoder": "best"}, "decoder is 'best': expected max-rule,"),
+        ({"dtype": "half"}, "dtype is 'half': expected float32 or float64"),
+        ({"device": "warp:9"}, "device is 'warp:9', which cannot be used here"),
+    ],
+)
+def test_wrong_options_are_named(model, options, message):
+    with pytest.raises(InputError, match=message):
+        Parser(model, **options)
+
+
+def test_signed_parameters_parse_and_have_no_viterbi_tree(model):
+    grammar = model.grammar
+    sign = torch.where(
+        torch.arange(len(grammar.symbols)) % 3 == 0, -1.0, 1.0
+    ).double()  # of each symbol: changes no tree
+    a, b, c = sign[grammar.binary_rules].unbind(1)
+    signed = replace(
+        grammar,
+        binary=grammar.binary * a * b * c,
+        root=grammar.root * sign,
+        lexical=grammar.lexical.scale(
+            torch.ones_like(grammar.lexical.weight), sign[len(grammar.symbols.interminals) :]
+        ),
+    )
+    sentences = [words(tree) for tree in corpus("dev")[:5]]
+    parser = Parser(replace(model, grammar=signed))
+    assert parser.parse_sents(sentences) == Parser(model).parse_sents(sentences)
+    assert parser.counts.negative_rules == 0
+    with pytest.raises(InputError, match="viterbi needs non-negative"):
+        Parser(replace(model, grammar=signed), "viterbi")
