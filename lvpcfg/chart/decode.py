@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative, safe_log
+from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, RuleTensors, select
 from lvpcfg.chart.inside import AnyRules, Chart, Outside, Spans
 from lvpcfg.errors import InputError
@@ -130,7 +130,7 @@ class SymbolChart:
             return torch.zeros_like(posterior)
         if self.decoder == RULE_SUM:
             return torch.where(posterior > 0, posterior, -math.inf)
-        log = safe_log(posterior)
+        log = posterior.clamp_min(0).log()
         return log - torch.where(parent > 0, parent, 1).log() if self.decoder == VARIATIONAL else log
 
     def _node(self, top: Tensor) -> Tensor:
