@@ -1,0 +1,146 @@
+"""The hot path stays on the device of its tensors, whatever device that is.
+
+Without a GPU the device is `meta`, in PyTorch's fake mode: there as on a GPU, an operation on tensors of two devices
+is an error, and so is reading a number back. (Fake CUDA tensors need more of CUDA than a CPU build has.)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from cases import FORMS, Case, make
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, SymbolChart, SymbolMap
+from lvpcfg.chart.inside import Chart, Outside
+from lvpcfg.chart.partition import log_partition
+
+LENGTH, BATCH = 5, 2
+
+
+def moved(thing: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """A form with all its tensors moved, those of its blocks and its source included."""
+    if isinstance(thing, Tensor):
+        return move(thing)
+    if isinstance(thing, tuple):
+        return tuple(moved(part, move) for part in thing)
+    if is_dataclass(thing):
+        return replace(thing, **{field.name: moved(getattr(thing, field.name), move) for field in fields(thing)})
+    return thing
+
+
+def moved_symbols(case: Case, like: Tensor, move: Callable[[Tensor], Tensor]) -> SymbolMap:
+    symbols = SymbolMap(case.grammar, like)
+    for name, value in vars(symbols).items():
+        if isinstance(value, Tensor):
+            setattr(symbols, name, move(value))
+    symbols.grammar = None  # its tensors are not moved, so that whoever uses it fails
+    return symbols
+
+
+def tensors_in(thing: Any) -> Iterator[Tensor]:
+    """All tensors that an object holds, at any depth."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from tensors_in(part)
+    elif hasattr(thing, "__dict__"):
+        for part in vars(thing).values():
+            yield from tensors_in(part)
+
+
+class Placed:
+    """One form with its sentences on a device."""
+
+    def __init__(self, name: str, fake: bool) -> None:
+        self.case = make(name)
+        self.mode: AbstractContextManager[Any] = FakeTensorMode() if fake else nullcontext()
+        self.fake = fake
+        leaf = self.case.leaf(LENGTH, BATCH)
+        self.form, self.leaf = moved(self.case.form, self.move), self.move(leaf)
+        self.ones = self.move(torch.ones(BATCH, dtype=torch.float64))
+        self.symbols = moved_symbols(self.case, leaf, self.move) if self.case.grammar else None
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """On the CPU, but in the mode."""
+        return self.mode.from_tensor(tensor) if self.fake else tensor
+
+    def move(self, tensor: Tensor) -> Tensor:
+        with self.mode:
+            return self.kept(tensor).to("meta")
+
+    def run(self) -> list[Any]:
+        with self.mode:
+            chart = Chart(self.form, self.leaf)
+            outside = Outside(chart, self.ones, parameters=True)
+            if self.symbols is None:
+                return [chart, outside]
+            decoders = (PRODUCT, RULE_SUM, VARIATIONAL, RECALL)
+            return [chart, outside, *(SymbolChart(self.symbols, chart, outside, one, False) for one in decoders)]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_all_is_where_the_form_is(name, fake):
+    placed = Placed(name, fake)
+    made = placed.run()
+    chart, outside, *decoders = made
+    assert len(decoders) == (4 if placed.case.grammar else 0)
+    for one in made:
+        held = list(tensors_in(one))
+        assert len(held) > 10
+        assert {tensor.device.type for tensor in held} == {"meta"}
+
+    inner = placed.case.form.interminals
+    cells = [(LENGTH - width + 1) * BATCH for width in range(1, LENGTH + 1)]
+    for part in (chart.top, chart.bottom, outside.top, outside.bottom):
+        assert [tuple(cell.shape) for cell in part] == [(rows, inner) for rows in cells]
+    assert chart.log_z.shape == (BATCH,)
+    assert chart.log_z.dtype == torch.float64
+    assert outside.leaf.shape == (LENGTH, BATCH, len(placed.case.symbol) - inner)
+    assert [tensor.shape for tensor in outside.tensors] == [tensor.shape for tensor in placed.case.form.tensors]
+    for decoder in decoders:
+        assert decoder.worth.shape == decoder.root.shape == (BATCH,)
+        assert [tuple(rule.shape) for rule in decoder.rule] == [(decoder.inner, rows) for rows in cells[1:]]
+
+
+@pytest.mark.parametrize("part", ["root", "weights", "closure", "blocks", "symbols"])
+def test_a_tensor_left_behind_is_an_error(part):
+    """So that the test above would see one."""
+    placed = Placed("rule tensors, unary", fake=True)
+    if part == "symbols":
+        placed.symbols._phrases = placed.kept(placed.case.leaf(1, 1).new_ones(3, 2))
+    else:
+        placed.form = replace(placed.form, **{part: moved(getattr(placed.case.form, part), placed.kept)})
+    with pytest.raises(RuntimeError, match="same device"):
+        placed.run()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMS)
+def test_cuda_agrees_with_the_cpu(name):
+    case = make(name)
+    leaf = case.leaf(12, 3)
+    found = []
+    for device in ("cpu", "cuda"):
+        form = moved(case.form, lambda tensor, device=device: tensor.to(device))
+        inputs = [tensor.detach().to(device).requires_grad_() for tensor in (leaf, *form.tensors)]
+        log_z, _ = log_partition(form.with_tensors(inputs[1:]), inputs[0])
+        assert log_z.device.type == device
+        log_z.sum().backward()
+        trees = None
+        if case.grammar:
+            grammar = case.grammar.to(device)
+            chart = Chart(form, leaf.to(device))
+            outside = Outside(chart, torch.ones_like(chart.log_z))
+            trees = SymbolChart(SymbolMap(grammar, chart.word), chart, outside, PRODUCT, False).skeletons()
+        found.append((log_z.detach().cpu(), [x.grad.cpu() for x in inputs], trees))
+    (one, gradients, trees), (two, others, other_trees) = found
+    assert torch.allclose(one, two, rtol=1e-10)
+    assert all(torch.allclose(x, y, rtol=1e-8, atol=1e-10) for x, y in zip(gradients, others, strict=True))
+    assert trees == other_trees
