@@ -322,7 +322,7 @@ def derivations(chart: Chart, outside: Outside) -> list[Skeleton | None]:
             start, width = waiting.pop()
             key = (sentence, start, width)
             left = next((part for part in range(width - 1, 0, -1) if (sentence, start, part) in tops), 0)
-            rank = int(lanes[start, sentence, left - 1].argmax()) if left and chart.form.projects else None
+            rank = int(lanes[start * batch + sentence, left - 1].argmax()) if left and chart.form.projects else None
             nodes.append(Node(start, width, tops[key], bottoms[key], left, rank))
             if left:
                 waiting += [(start + left, width - left), (start, left)]

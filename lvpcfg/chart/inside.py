@@ -29,32 +29,34 @@ AnyRules = RuleTensors | Kruskal
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Numbers for every span: [starts, batch, widths, lanes] and [ends, batch, widths counted down, lanes].
+    """Numbers for every span, by (start, sentence) and by (end, sentence).
 
     Its views of one width have cells = (start, sentence) as their first dimension.
     """
 
-    left: Tensor
-    right: Tensor
+    left: Tensor  # [starts * batch, widths, lanes]
+    right: Tensor  # [ends * batch, widths counted down, lanes]
+    batch: int
 
     @staticmethod
     def made(empty: Callable[..., Tensor], length: int, batch: int, left: int, right: int) -> "Spans":
-        return Spans(empty((length, batch, length, left)), empty((length, batch, length, right)))
+        return Spans(empty((length * batch, length, left)), empty((length * batch, length, right)), batch)
+
+    def _of(self, width: int) -> tuple[Tensor, Tensor]:
+        """The rows of the starts and of the ends of the spans of a width."""
+        cells = (self.left.shape[-2] - width + 1) * self.batch
+        return self.left.narrow(-3, 0, cells), self.right.narrow(-3, (width - 1) * self.batch, cells)
 
     def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
         """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
-        n = self.left.shape[-2]
-        splits, starts = width - 2 * least + 1, n - width + 1
-        left = self.left.narrow(-4, 0, starts).narrow(-2, least - 1, splits)
-        right = self.right.narrow(-4, width - 1, starts).narrow(-2, n - width + least, splits)
-        return left.flatten(-4, -3), right.flatten(-4, -3)
+        left, right = self._of(width)
+        splits = width - 2 * least + 1
+        return left.narrow(-2, least - 1, splits), right.narrow(-2, right.shape[-2] - width + least, splits)
 
     def own(self, width: int) -> tuple[Tensor, Tensor]:
         """The spans themselves, as left and as right children of others, [cells, lanes]."""
-        n = self.left.shape[-2]
-        starts = n - width + 1
-        left, right = self.left.narrow(-4, 0, starts), self.right.narrow(-4, width - 1, starts)
-        return left.select(-2, width - 1).flatten(-3, -2), right.select(-2, n - width).flatten(-3, -2)
+        left, right = self._of(width)
+        return left.select(-2, width - 1), right.select(-2, right.shape[-2] - width)
 
     def write(self, width: int, left: Tensor, right: Tensor) -> None:
         for view, values in zip(self.own(width), (left, right), strict=True):
@@ -62,11 +64,8 @@ class Spans:
 
     def rest(self, width: int, kind: str) -> Tensor:
         """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
-        n = self.left.shape[-2]
-        starts = n - width + 1
-        if kind == BEFORE:
-            return self.right.narrow(-4, width - 1, starts).select(-2, n - width + 1).flatten(-3, -2)
-        return self.left.narrow(-4, 0, starts).select(-2, width - 2).flatten(-3, -2)
+        left, right = self._of(width)
+        return right.select(-2, right.shape[-2] - width + 1) if kind == BEFORE else left.select(-2, width - 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +225,7 @@ class Outside:
         self.tensors: list[Tensor | None] = [None] * len(chart.form.tensors)  # where parameters are asked for
         self.top: list[Tensor] = []  # for each width, [cells, interminal states]; widest first until the end
         self.bottom: list[Tensor] = []
-        self.spans = Spans(torch.zeros_like(chart.spans.left), torch.zeros_like(chart.spans.right))
+        self.spans = Spans(torch.zeros_like(chart.spans.left), torch.zeros_like(chart.spans.right), chart.batch)
         self.tables = [torch.zeros_like(table) for table in chart.tables]
         self.words = torch.zeros_like(chart.form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
         self.transposed = [weights.transpose(-1, -2).contiguous() for weights in chart.form.weights]
