@@ -4,7 +4,8 @@ For all spans of one width at once (cells = spans x sentences, as one dimension)
 
     words     what the rules become once a word is filled in for one of their children
     project   a finished cell -> the lanes under which it serves as a left and as a right child
-    terms     left and right lanes -> parent cell: combine over the splits, then lift
+    terms     left and right lanes -> what each term brings to the parent, combined over the splits
+    lift      the sum of the terms -> parent cell
     anchored  the posterior of each skeletal rule at each split (a method of the terms)
 
 and `inside.py` drives them. States are numbered interminals first, and cells wider than a word hold those
@@ -93,13 +94,15 @@ class Block:
         align: Tensor,
         transposed: Tensor,
         gradient: Tensor,
-        into: tuple[Tensor, Tensor, Tensor | None],
-    ) -> None:
-        """Backwards through `apply` in ordinary arithmetic: adds the gradients of `one`, `two` and the weights.
+        into: tuple[Tensor, Tensor],
+        parameters: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Backwards through `apply` in ordinary arithmetic: adds the gradients of `one` and `two`.
 
-        Written out because it is where the time goes. `transposed` are the weights, transposed.
+        Written out because it is where the time goes. `transposed` are the weights, transposed. Where parameters
+        are asked for, returns the two factors of the gradient of the weights.
         """
-        into_one, into_two, into_weights = into
+        into_one, into_two = into
         rows = select(gradient, self.parent)  # [rules, cells, x]
         if self.kind in (BEFORE, AFTER):
             rest, rows = self._rest(two * align), rows.unsqueeze(-2)
@@ -107,10 +110,9 @@ class Block:
             picked = torch.matmul(rows, one.transpose(-1, -2)) if one.shape[-1] > 1 else rows * one.transpose(-1, -2)
             other = _deposit(picked.squeeze(-2), self.right if self.kind == BEFORE else self.left, two.shape[-1])
             into_two.addcmul_(other, align)
-            return
+            return None
         scaled = one * align
-        if into_weights is not None:
-            into_weights.baddbmm_(self._outer(SUM, scaled, two).transpose(-1, -2), rows)
+        factors = (self._outer(SUM, scaled, two).transpose(-1, -2), rows) if parameters else None
         left, right = select(scaled, self.left, 2), select(two, self.right, 2)
         outer = torch.matmul(rows, transposed)  # [rules, cells, y * z]
         if self.pair is not None:
@@ -122,6 +124,7 @@ class Block:
             left, right = torch.matmul(outer, right.transpose(-1, -2)).transpose(-1, -2), torch.matmul(left, outer)
         into_one.addcmul_(_deposit(left, self.left, one.shape[-1], 2), align)
         into_two.add_(_deposit(right, self.right, two.shape[-1], 2))
+        return factors
 
     def anchored(self, outside: Tensor, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """sum over states of O(parent) T I(left) I(right), [rules, cells, splits].
@@ -217,6 +220,9 @@ class RuleTensors(Form):
     def lanes(self) -> tuple[int, int]:
         return (self.interminals + self.padded,) * 2
 
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+        return combined
+
     def table_of(self, term: int) -> int:
         """The place of a block among those that a word is filled in for."""
         return sum(block.kind in (BEFORE, AFTER) for block in self.blocks[:term])
@@ -261,6 +267,9 @@ class Kruskal(Form):
     def terms(self, width: int) -> list[int]:
         return [0]
 
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+        return algebra.matmul(combined, self.weights[0])
+
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, Tensor]:
         return _halves(algebra.matmul(top, self.weights[1]))
 
@@ -283,26 +292,25 @@ def _halves(lanes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Lanes:
-    """The one term of a Kruskal form: lane by lane over the splits, then U."""
+    """The one term of a Kruskal form: lane by lane over the splits. It needs no weights of its own."""
 
     kind = INNER
 
-    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, lift: Tensor) -> Tensor:
-        return algebra.matmul(algebra.dot(left, right, align), lift)
+    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, _: Tensor) -> Tensor:
+        return algebra.dot(left, right, align)
 
     def undo(
         self,
         left: Tensor,
         right: Tensor,
         align: Tensor,
-        transposed: Tensor,
+        _: Tensor,
         gradient: Tensor,
-        into: tuple[Tensor, Tensor, Tensor | None],
+        into: tuple[Tensor, Tensor],
+        parameters: bool,
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic."""
-        into_left, into_right, into_lift = into
-        if into_lift is not None:
-            into_lift.addmm_(SUM.dot(left, right, align).T, gradient)
-        lanes = torch.matmul(gradient, transposed).unsqueeze(-2) * align
+        into_left, into_right = into
+        lanes = gradient.unsqueeze(-2) * align
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)
