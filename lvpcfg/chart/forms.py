@@ -17,7 +17,7 @@ states for each symbol, or one dense tensor (one symbol whose states are all the
 `Kruskal` holds T = sum_rho u_rho v_rho w_rho over all states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from lvpcfg.chart.algebra import SUM, Log, Sum
 
 Algebra = Sum | Log
+AddProduct = Callable[[Tensor, Tensor], None]
 INNER, BEFORE, AFTER, WORDS = "inner", "before", "after", "words"  # which children are words
 
 
@@ -72,15 +73,19 @@ class Block:
         """What each rule brings to its parent, [rules, cells, x]."""
         if self.kind in (BEFORE, AFTER):
             return _product(algebra, self._rest(algebra.scale(two, align)), one).squeeze(-2)
-        return _product(algebra, self._outer(algebra, algebra.scale(one, align), two), weights)
+        left, right = self._children(algebra.scale(one, align), two)
+        return _product(algebra, self._outer(algebra, left, right), weights)
 
     def _rest(self, cells: Tensor) -> Tensor:
         """[rules, cells, 1, states of the child that is no word]"""
         return select(cells, self.right if self.kind == BEFORE else self.left).unsqueeze(-2)
 
+    def _children(self, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+        """[pairs, cells, splits, y] and [pairs, cells, splits, z]"""
+        return select(one, self.left, 2), select(two, self.right, 2)
+
     def _outer(self, algebra: Algebra, left: Tensor, right: Tensor) -> Tensor:
         """The products of the children's states, summed over the splits, [rules, cells, y * z]."""
-        left, right = select(left, self.left, 2), select(right, self.right, 2)
         if left.shape[-1] == right.shape[-1] == 1:
             outer = algebra.dot(left, right)
         else:
@@ -95,12 +100,12 @@ class Block:
         transposed: Tensor,
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
-        parameters: bool,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Backwards through `apply` in ordinary arithmetic: adds the gradients of `one` and `two`.
+        add: AddProduct | None,
+    ) -> None:
+        """Backwards through `apply` in ordinary arithmetic: adds the gradients of `one`, `two` and the weights.
 
-        Written out because it is where the time goes. `transposed` are the weights, transposed. Where parameters
-        are asked for, returns the two factors of the gradient of the weights.
+        Written out because it is where the time goes. `transposed` are the weights, transposed; `add` takes the
+        gradient of the weights as two factors, at once, while they are in the cache.
         """
         into_one, into_two = into
         rows = select(gradient, self.parent)  # [rules, cells, x]
@@ -110,10 +115,10 @@ class Block:
             picked = torch.matmul(rows, one.transpose(-1, -2)) if one.shape[-1] > 1 else rows * one.transpose(-1, -2)
             other = _deposit(picked.squeeze(-2), self.right if self.kind == BEFORE else self.left, two.shape[-1])
             into_two.addcmul_(other, align)
-            return None
-        scaled = one * align
-        factors = (self._outer(SUM, scaled, two).transpose(-1, -2), rows) if parameters else None
-        left, right = select(scaled, self.left, 2), select(two, self.right, 2)
+            return
+        left, right = self._children(one * align, two)
+        if add is not None:
+            add(self._outer(SUM, left, right).transpose(-1, -2), rows)
         outer = torch.matmul(rows, transposed)  # [rules, cells, y * z]
         if self.pair is not None:
             outer = outer.new_zeros(left.shape[0], *outer.shape[1:]).index_add_(0, self.pair, outer)
@@ -124,7 +129,6 @@ class Block:
             left, right = torch.matmul(outer, right.transpose(-1, -2)).transpose(-1, -2), torch.matmul(left, outer)
         into_one.addcmul_(_deposit(left, self.left, one.shape[-1], 2), align)
         into_two.add_(_deposit(right, self.right, two.shape[-1], 2))
-        return factors
 
     def anchored(self, outside: Tensor, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """sum over states of O(parent) T I(left) I(right), [rules, cells, splits].
@@ -134,7 +138,7 @@ class Block:
         parent = select(outside, self.parent)  # [rules, cells, x]
         if self.kind != INNER:
             return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
-        left, right = select(one * align, self.left, 2), select(two, self.right, 2)
+        left, right = self._children(one * align, two)
         if self.pair is not None:
             left, right = left.index_select(0, self.pair), right.index_select(0, self.pair)
         lifted = torch.matmul(parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
@@ -307,7 +311,7 @@ class Lanes:
         _: Tensor,
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
-        parameters: bool,
+        add: AddProduct | None,
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic."""
         into_left, into_right = into

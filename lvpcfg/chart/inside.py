@@ -42,21 +42,24 @@ class Spans:
     def made(empty: Callable[..., Tensor], length: int, batch: int, left: int, right: int) -> "Spans":
         return Spans(empty((length * batch, length, left)), empty((length * batch, length, right)), batch)
 
-    def _of(self, width: int) -> tuple[Tensor, Tensor]:
-        """The rows of the starts and of the ends of the spans of a width."""
-        cells = (self.left.shape[-2] - width + 1) * self.batch
-        return self.left.narrow(-3, 0, cells), self.right.narrow(-3, (width - 1) * self.batch, cells)
+    def _starts(self, width: int) -> Tensor:
+        """The rows where spans of a width start, [cells, widths, lanes]."""
+        return self.left.narrow(-3, 0, (self.left.shape[-2] - width + 1) * self.batch)
+
+    def _ends(self, width: int) -> Tensor:
+        first = (width - 1) * self.batch
+        return self.right.narrow(-3, first, self.right.shape[-3] - first)
 
     def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
         """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
-        left, right = self._of(width)
-        splits = width - 2 * least + 1
-        return left.narrow(-2, least - 1, splits), right.narrow(-2, right.shape[-2] - width + least, splits)
+        n, splits = self.left.shape[-2], width - 2 * least + 1
+        left, right = self._starts(width), self._ends(width)
+        return left.narrow(-2, least - 1, splits), right.narrow(-2, n - width + least, splits)
 
     def own(self, width: int) -> tuple[Tensor, Tensor]:
         """The spans themselves, as left and as right children of others, [cells, lanes]."""
-        left, right = self._of(width)
-        return left.select(-2, width - 1), right.select(-2, right.shape[-2] - width)
+        n = self.left.shape[-2]
+        return self._starts(width).select(-2, width - 1), self._ends(width).select(-2, n - width)
 
     def write(self, width: int, left: Tensor, right: Tensor) -> None:
         for view, values in zip(self.own(width), (left, right), strict=True):
@@ -64,8 +67,10 @@ class Spans:
 
     def rest(self, width: int, kind: str) -> Tensor:
         """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
-        left, right = self._of(width)
-        return right.select(-2, right.shape[-2] - width + 1) if kind == BEFORE else left.select(-2, width - 2)
+        n = self.left.shape[-2]
+        if kind == BEFORE:
+            return self._ends(width).select(-2, n - width + 1)
+        return self._starts(width).select(-2, width - 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,9 +282,8 @@ class Outside:
             if algebra is SUM:
                 once = form.weights[term].transpose(-1, -2)
                 transposed = self._transposed(place) if block.kind == INNER else once
-                factors = block.undo(*operands, transposed, share, into, parameters)
-                if factors is not None:
-                    self._add_product(place, *factors)
+                add = partial(self._add_product, place) if parameters else None
+                block.undo(*operands, transposed, share, into, add)
             else:
                 *found, weights = _backward(
                     partial(_apply, block, algebra, operands[2]),
