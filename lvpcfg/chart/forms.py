@@ -89,7 +89,7 @@ class Block:
         if left.shape[-1] == right.shape[-1] == 1:
             outer = algebra.dot(left, right)
         else:
-            outer = algebra.matmul(left.transpose(-1, -2), right).flatten(-2)
+            outer = _product(algebra, left.transpose(-1, -2), right).flatten(-2)
         return outer if self.pair is None else outer.index_select(-3, self.pair)
 
     def undo(
