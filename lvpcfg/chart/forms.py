@@ -139,11 +139,12 @@ class Block:
         if self.kind != INNER:
             return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
         left, right = self._children(one * align, two)
+        lifted = _product(SUM, parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
+        if lifted.shape[-1] == 1:
+            product = (left * right).squeeze(-1)
+            return lifted * (product if self.pair is None else product.index_select(0, self.pair))
         if self.pair is not None:
             left, right = left.index_select(0, self.pair), right.index_select(0, self.pair)
-        lifted = torch.matmul(parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
-        if lifted.shape[-1] == 1:
-            return (left * right).squeeze(-1) * lifted
         return (torch.matmul(left, lifted.unflatten(-1, (left.shape[-1], -1))) * right).sum(-1)
 
 
