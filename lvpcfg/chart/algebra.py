@@ -65,14 +65,15 @@ class Sum:
         return x * allowed
 
     def normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rescales each row by a power of two, so that its largest entry is in [1/2, 1).
+        """Rescales each row by a power of two, so that its largest entry is in [1, 2).
 
         Returns the rows, what they were divided by as an exponent [rows, 1], and the exponent they count with
         from now on: -inf for rows of zeros, which have no say in the scale of others.
         """
         largest = x.abs().amax(-1, keepdim=True)
-        shift = torch.frexp(largest).exponent.to(x.dtype)
-        return x * torch.exp2(-shift), shift, shift.masked_fill(largest == 0, -math.inf)
+        exponent = largest.log2().floor()
+        shift = exponent.nan_to_num(neginf=0.0)
+        return x * torch.exp2(-shift), shift, exponent
 
     def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""

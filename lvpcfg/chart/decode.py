@@ -104,9 +104,9 @@ class SymbolChart:
             if self.signed:
                 self.negative += int((posterior < -NEGLIGIBLE).sum())
             score = self._score(posterior, select(bottom, parents.unsqueeze(1)))
-            value, split = (score + self._children(block.kind, width, *children)).max(-1)
+            value, split = self._best_split(block.kind, width, score.add_(self._children(block.kind, width, *children)))
             values.append(value)
-            splits.append(self._left_width(block.kind, width, split))
+            splits.append(split)
             rules.append(block.rules)
         if values:
             cell, rule, split = self._best_rules(torch.cat(values), torch.cat(splits), torch.cat(rules))
@@ -130,7 +130,7 @@ class SymbolChart:
             return torch.zeros_like(posterior)
         if self.decoder == RULE_SUM:
             return torch.where(posterior > 0, posterior, -math.inf)
-        log = posterior.clamp_min(0).log()
+        log = _log(posterior)
         return log - torch.where(parent > 0, parent, 1).log() if self.decoder == VARIATIONAL else log
 
     def _node(self, top: Tensor) -> Tensor:
@@ -154,26 +154,29 @@ class SymbolChart:
         first, last = (self.chart.window(self.word, width, side, 0) for side in (BEFORE, AFTER))
         if kind == INNER:
             one, two = self.best.children(width, self.form.narrowest)
-            return (select(one, left.unsqueeze(1), 2) + select(two, right.unsqueeze(1), 2)).squeeze(-1)
+            return select(one, left.unsqueeze(1), 2).add_(select(two, right.unsqueeze(1), 2)).squeeze(-1)
         one = self.best.rest(width, AFTER) if kind == AFTER else first
         two = self.best.rest(width, BEFORE) if kind == BEFORE else last
         left = left if kind == AFTER else left - self.inner
         right = right if kind == BEFORE else right - self.inner
         return select(one, left.unsqueeze(1)) + select(two, right.unsqueeze(1))
 
-    def _left_width(self, kind: str, width: int, split: Tensor) -> Tensor:
+    def _best_split(self, kind: str, width: int, worth: Tensor) -> tuple[Tensor, Tensor]:
+        """[rules, cells, splits] -> the worth of the best split, and the width of its left child, [rules, cells]."""
         if kind == INNER:
-            return split + self.form.narrowest
-        return torch.full_like(split, width - 1 if kind == AFTER else 1)
+            value, split = worth.max(-1)
+            return value, split.add_(self.form.narrowest)
+        value = worth.squeeze(-1)
+        return value, torch.full_like(value, width - 1 if kind == AFTER else 1, dtype=torch.int64)
 
     def _best_rules(self, values: Tensor, splits: Tensor, rules: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[rules, cells] -> the best of each parent: its worth [cells, parents], the rule and the split."""
         parents = self.symbols.rules.index_select(0, rules).select(1, 0).unsqueeze(1).expand_as(values)
         best = values.new_full((self.inner, values.shape[1]), -math.inf).scatter_reduce(0, parents, values, "amax")
-        rows = torch.arange(len(rules), device=rules.device).unsqueeze(1).expand_as(values)
+        rows = torch.arange(len(rules), dtype=torch.int32, device=rules.device).unsqueeze(1)
         rows = torch.where(values == best.gather(0, parents), rows, len(rules))
-        none = torch.full_like(best, len(rules), dtype=torch.int64)
-        row = none.scatter_reduce(0, parents, rows, "amin").clamp_max(len(rules) - 1)
+        none = torch.full_like(best, len(rules), dtype=torch.int32)
+        row = none.scatter_reduce(0, parents, rows, "amin").clamp_max(len(rules) - 1).long()
         return best.T, rules.take(row), splits.gather(0, row)
 
     def _finish(self) -> None:
@@ -240,6 +243,13 @@ class SymbolMap:
             return values
         below = self._phrases if values.shape[-2] == len(self._phrases) else self._tags
         return below.T @ values @ self._phrases
+
+
+def _log(posterior: Tensor) -> Tensor:
+    """-inf for what is not above zero, kept out of the logarithm itself: it is slow there."""
+    tiny = torch.finfo(posterior.dtype).tiny
+    log = posterior.clamp_min(tiny).log_()
+    return torch.nn.functional.threshold(log, math.log(2 * tiny), -math.inf, inplace=True)
 
 
 def _through_rules(chart: Chart) -> tuple[Chart, RuleTensors]:
@@ -326,7 +336,7 @@ def derivations(chart: Chart, outside: Outside) -> list[Skeleton | None]:
             start, width = waiting.pop()
             key = (sentence, start, width)
             left = next((part for part in range(width - 1, 0, -1) if (sentence, start, part) in tops), 0)
-            rank = int(lanes[start, sentence, left - 1].argmax()) if left and chart.form.projects else None
+            rank = int(lanes[start * batch + sentence, left - 1].argmax()) if left and chart.form.projects else None
             nodes.append(Node(start, width, tops[key], bottoms[key], left, rank))
             if left:
                 waiting += [(start + left, width - left), (start, left)]

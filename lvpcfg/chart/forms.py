@@ -4,7 +4,8 @@ For all spans of one width at once (cells = spans x sentences, as one dimension)
 
     words     what the rules become once a word is filled in for one of their children
     project   a finished cell -> the lanes under which it serves as a left and as a right child
-    terms     left and right lanes -> parent cell: combine over the splits, then lift
+    terms     left and right lanes -> what each term brings to the parent, combined over the splits
+    lift      the sum of the terms -> parent cell
     anchored  the posterior of each skeletal rule at each split (a method of the terms)
 
 and `inside.py` drives them. States are numbered interminals first, and cells wider than a word hold those
@@ -16,7 +17,7 @@ states for each symbol, or one dense tensor (one symbol whose states are all the
 `Kruskal` holds T = sum_rho u_rho v_rho w_rho over all states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from lvpcfg.chart.algebra import SUM, Log, Sum
 
 Algebra = Sum | Log
+AddProduct = Callable[[Tensor, Tensor], None]
 INNER, BEFORE, AFTER, WORDS = "inner", "before", "after", "words"  # which children are words
 
 
@@ -71,19 +73,23 @@ class Block:
         """What each rule brings to its parent, [rules, cells, x]."""
         if self.kind in (BEFORE, AFTER):
             return _product(algebra, self._rest(algebra.scale(two, align)), one).squeeze(-2)
-        return _product(algebra, self._outer(algebra, algebra.scale(one, align), two), weights)
+        left, right = self._children(algebra.scale(one, align), two)
+        return _product(algebra, self._outer(algebra, left, right), weights)
 
     def _rest(self, cells: Tensor) -> Tensor:
         """[rules, cells, 1, states of the child that is no word]"""
         return select(cells, self.right if self.kind == BEFORE else self.left).unsqueeze(-2)
 
+    def _children(self, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+        """[pairs, cells, splits, y] and [pairs, cells, splits, z]"""
+        return select(one, self.left, 2), select(two, self.right, 2)
+
     def _outer(self, algebra: Algebra, left: Tensor, right: Tensor) -> Tensor:
         """The products of the children's states, summed over the splits, [rules, cells, y * z]."""
-        left, right = select(left, self.left, 2), select(right, self.right, 2)
         if left.shape[-1] == right.shape[-1] == 1:
             outer = algebra.dot(left, right)
         else:
-            outer = algebra.matmul(left.transpose(-1, -2), right).flatten(-2)
+            outer = _product(algebra, left.transpose(-1, -2), right).flatten(-2)
         return outer if self.pair is None else outer.index_select(-3, self.pair)
 
     def undo(
@@ -93,13 +99,15 @@ class Block:
         align: Tensor,
         transposed: Tensor,
         gradient: Tensor,
-        into: tuple[Tensor, Tensor, Tensor | None],
+        into: tuple[Tensor, Tensor],
+        add: AddProduct | None,
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic: adds the gradients of `one`, `two` and the weights.
 
-        Written out because it is where the time goes. `transposed` are the weights, transposed.
+        Written out because it is where the time goes. `transposed` are the weights, transposed; `add` takes the
+        gradient of the weights as two factors, at once, while they are in the cache.
         """
-        into_one, into_two, into_weights = into
+        into_one, into_two = into
         rows = select(gradient, self.parent)  # [rules, cells, x]
         if self.kind in (BEFORE, AFTER):
             rest, rows = self._rest(two * align), rows.unsqueeze(-2)
@@ -108,10 +116,9 @@ class Block:
             other = _deposit(picked.squeeze(-2), self.right if self.kind == BEFORE else self.left, two.shape[-1])
             into_two.addcmul_(other, align)
             return
-        scaled = one * align
-        if into_weights is not None:
-            into_weights.baddbmm_(self._outer(SUM, scaled, two).transpose(-1, -2), rows)
-        left, right = select(scaled, self.left, 2), select(two, self.right, 2)
+        left, right = self._children(one * align, two)
+        if add is not None:
+            add(self._outer(SUM, left, right).transpose(-1, -2), rows)
         outer = torch.matmul(rows, transposed)  # [rules, cells, y * z]
         if self.pair is not None:
             outer = outer.new_zeros(left.shape[0], *outer.shape[1:]).index_add_(0, self.pair, outer)
@@ -131,12 +138,13 @@ class Block:
         parent = select(outside, self.parent)  # [rules, cells, x]
         if self.kind != INNER:
             return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
-        left, right = select(one * align, self.left, 2), select(two, self.right, 2)
+        left, right = self._children(one * align, two)
+        lifted = _product(SUM, parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
+        if lifted.shape[-1] == 1:
+            product = (left * right).squeeze(-1)
+            return lifted * (product if self.pair is None else product.index_select(0, self.pair))
         if self.pair is not None:
             left, right = left.index_select(0, self.pair), right.index_select(0, self.pair)
-        lifted = torch.matmul(parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
-        if lifted.shape[-1] == 1:
-            return (left * right).squeeze(-1) * lifted
         return (torch.matmul(left, lifted.unflatten(-1, (left.shape[-1], -1))) * right).sum(-1)
 
 
@@ -217,6 +225,9 @@ class RuleTensors(Form):
     def lanes(self) -> tuple[int, int]:
         return (self.interminals + self.padded,) * 2
 
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+        return combined
+
     def table_of(self, term: int) -> int:
         """The place of a block among those that a word is filled in for."""
         return sum(block.kind in (BEFORE, AFTER) for block in self.blocks[:term])
@@ -267,6 +278,9 @@ class Kruskal(Form):
     def terms(self, width: int) -> list[int]:
         return [0]
 
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+        return algebra.matmul(combined, self.weights[0])
+
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, Tensor]:
         return _halves(algebra.matmul(top, self.weights[1]))
 
@@ -289,26 +303,25 @@ def _halves(lanes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Lanes:
-    """The one term of a Kruskal form: lane by lane over the splits, then U."""
+    """The one term of a Kruskal form: lane by lane over the splits. It needs no weights of its own."""
 
     kind = INNER
 
-    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, lift: Tensor) -> Tensor:
-        return algebra.matmul(algebra.dot(left, right, align), lift)
+    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, _: Tensor) -> Tensor:
+        return algebra.dot(left, right, align)
 
     def undo(
         self,
         left: Tensor,
         right: Tensor,
         align: Tensor,
-        transposed: Tensor,
+        _: Tensor,
         gradient: Tensor,
-        into: tuple[Tensor, Tensor, Tensor | None],
+        into: tuple[Tensor, Tensor],
+        add: AddProduct | None,
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic."""
-        into_left, into_right, into_lift = into
-        if into_lift is not None:
-            into_lift.addmm_(SUM.dot(left, right, align).T, gradient)
-        lanes = torch.matmul(gradient, transposed).unsqueeze(-2) * align
+        into_left, into_right = into
+        lanes = gradient.unsqueeze(-2) * align
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)

@@ -29,32 +29,37 @@ AnyRules = RuleTensors | Kruskal
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Numbers for every span: [starts, batch, widths, lanes] and [ends, batch, widths counted down, lanes].
+    """Numbers for every span, by (start, sentence) and by (end, sentence).
 
     Its views of one width have cells = (start, sentence) as their first dimension.
     """
 
-    left: Tensor
-    right: Tensor
+    left: Tensor  # [starts * batch, widths, lanes]
+    right: Tensor  # [ends * batch, widths counted down, lanes]
+    batch: int
 
     @staticmethod
     def made(empty: Callable[..., Tensor], length: int, batch: int, left: int, right: int) -> "Spans":
-        return Spans(empty((length, batch, length, left)), empty((length, batch, length, right)))
+        return Spans(empty((length * batch, length, left)), empty((length * batch, length, right)), batch)
+
+    def _starts(self, width: int) -> Tensor:
+        """The rows where spans of a width start, [cells, widths, lanes]."""
+        return self.left.narrow(-3, 0, (self.left.shape[-2] - width + 1) * self.batch)
+
+    def _ends(self, width: int) -> Tensor:
+        first = (width - 1) * self.batch
+        return self.right.narrow(-3, first, self.right.shape[-3] - first)
 
     def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
         """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
-        n = self.left.shape[-2]
-        splits, starts = width - 2 * least + 1, n - width + 1
-        left = self.left.narrow(-4, 0, starts).narrow(-2, least - 1, splits)
-        right = self.right.narrow(-4, width - 1, starts).narrow(-2, n - width + least, splits)
-        return left.flatten(-4, -3), right.flatten(-4, -3)
+        n, splits = self.left.shape[-2], width - 2 * least + 1
+        left, right = self._starts(width), self._ends(width)
+        return left.narrow(-2, least - 1, splits), right.narrow(-2, n - width + least, splits)
 
     def own(self, width: int) -> tuple[Tensor, Tensor]:
         """The spans themselves, as left and as right children of others, [cells, lanes]."""
         n = self.left.shape[-2]
-        starts = n - width + 1
-        left, right = self.left.narrow(-4, 0, starts), self.right.narrow(-4, width - 1, starts)
-        return left.select(-2, width - 1).flatten(-3, -2), right.select(-2, n - width).flatten(-3, -2)
+        return self._starts(width).select(-2, width - 1), self._ends(width).select(-2, n - width)
 
     def write(self, width: int, left: Tensor, right: Tensor) -> None:
         for view, values in zip(self.own(width), (left, right), strict=True):
@@ -63,10 +68,9 @@ class Spans:
     def rest(self, width: int, kind: str) -> Tensor:
         """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
         n = self.left.shape[-2]
-        starts = n - width + 1
         if kind == BEFORE:
-            return self.right.narrow(-4, width - 1, starts).select(-2, n - width + 1).flatten(-3, -2)
-        return self.left.narrow(-4, 0, starts).select(-2, width - 2).flatten(-3, -2)
+            return self._ends(width).select(-2, n - width + 1)
+        return self._starts(width).select(-2, width - 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +103,7 @@ class Chart:
         self.exponent: list[Tensor] = []  # for each width, [cells, 1]
         self.shift: list[Tensor] = []  # for each width, [cells, 1]: what was taken out as the cell was written
         self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
+        self.combined: list[Tensor] = []  # for each width from 2, [cells, lanes], where the form lifts them to states
         left, right = form.lanes
         self.spans = Spans.made(
             lambda shape: leaf.new_empty((*algebra.lead, *shape)), self.length, self.batch, left, right
@@ -130,7 +135,10 @@ class Chart:
             form.blocks[term].apply(algebra, *self.operands(term, width), form.weights[term])
             for term in form.terms(width)
         ] or [algebra.zeros(self.word, len(exponent), form.interminals)]
-        cell, shift, taken = algebra.normalise(self._keep(algebra.add(parts), "bottom", width))
+        combined = algebra.add(parts)
+        if form.projects:
+            self.combined.append(combined)
+        cell, shift, taken = algebra.normalise(self._keep(form.lift(algebra, combined), "bottom", width))
         top = self._unary(cell, form.closure, width)
         lanes = form.project(algebra, top) if width < self.length else (None, None)
         self._write(cell, top, shift, exponent + taken, *lanes)
@@ -226,14 +234,16 @@ class Outside:
         self.tensors: list[Tensor | None] = [None] * len(chart.form.tensors)  # where parameters are asked for
         self.top: list[Tensor] = []  # for each width, [cells, interminal states]; widest first until the end
         self.bottom: list[Tensor] = []
-        self.spans = Spans(torch.zeros_like(chart.spans.left), torch.zeros_like(chart.spans.right))
+        self.spans = Spans(torch.zeros_like(chart.spans.left), torch.zeros_like(chart.spans.right), chart.batch)
         self.tables = [torch.zeros_like(table) for table in chart.tables]
         self.words = torch.zeros_like(chart.form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
-        self.transposed = [weights.transpose(-1, -2).contiguous() for weights in chart.form.weights]
+        self.transposed: dict[int, Tensor] = {}
+        self.factors: dict[int, list[tuple[Tensor, Tensor]]] = {}  # products of these are gradients of tensors
         self._begin(gradient)
         for width in range(chart.length, 1, -1):
             self._undo(width)
         self._undo_words()
+        self._multiply_factors()
         self.top.reverse()
         self.bottom.reverse()
 
@@ -255,19 +265,14 @@ class Outside:
     def _undo(self, width: int) -> None:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
         top = self._add_final(width, self._from_parents(width))
-        bottom = top
-        if form.closure is not None or chart.allowed is not None:
-            closure = [] if form.closure is None else [form.closure]
-            bottom, *unary = _backward(
-                lambda cell, *closure: chart._unary(cell, closure[0] if closure else None, width),
-                [chart.bottom[width - 1], *closure],
-                [top],
-                [True, *[self.parameters] * len(closure)],
-            )
-            self._add(1, unary)
+        bottom = chart._keep(top, "top", width, gradient=True)
+        if form.closure is not None:
+            bottom = self._undo_product(1, chart.bottom[width - 1], bottom)
         self.top.append(top)
         self.bottom.append(bottom)
         cell = chart._keep(algebra.unscale(bottom, chart.shift[width - 1]), "bottom", width, gradient=True)
+        if form.projects:
+            cell = self._undo_product(len(form.tensors) - len(form.weights), chart.combined[width - 2], cell)
 
         terms = form.terms(width)
         for term, share in zip(terms, self._shares(cell, terms, width), strict=True):
@@ -275,8 +280,10 @@ class Outside:
             parameters = self.parameters and block.kind in (INNER, WORDS)
             operands, into = chart.operands(term, width), self._into(term, width)
             if algebra is SUM:
-                weights = self._accumulator(place) if parameters else None
-                block.undo(*operands, self.transposed[term], share, (*into, weights))
+                once = form.weights[term].transpose(-1, -2)
+                transposed = self._transposed(place) if block.kind == INNER else once
+                add = partial(self._add_product, place) if parameters else None
+                block.undo(*operands, transposed, share, into, add)
             else:
                 *found, weights = _backward(
                     partial(_apply, block, algebra, operands[2]),
@@ -299,11 +306,31 @@ class Outside:
         table = chart.window(self.tables[chart.form.table_of(term)], width, kind, -3)
         return table, self.spans.rest(width, kind)
 
-    def _accumulator(self, place: int) -> Tensor:
+    def _add_product(self, place: int, x: Tensor, y: Tensor) -> None:
         known = self.tensors[place]
-        if known is None:
-            known = self.tensors[place] = torch.zeros_like(self.chart.form.tensors[place])
-        return known
+        self.tensors[place] = torch.bmm(x, y) if known is None else known.baddbmm_(x, y)
+
+    def _transposed(self, place: int) -> Tensor:
+        if place not in self.transposed:
+            self.transposed[place] = self.chart.form.tensors[place].transpose(-1, -2).contiguous()
+        return self.transposed[place]
+
+    def _undo_product(self, place: int, cells: Tensor, gradient: Tensor) -> Tensor:
+        """Backwards through the product of the cells of a width with a matrix of the form."""
+        algebra, matrix = self.chart.algebra, self.chart.form.tensors[place]
+        if algebra is SUM:
+            if self.parameters:
+                self.factors.setdefault(place, []).append((cells, gradient))
+            return torch.mm(gradient, self._transposed(place))
+        found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
+        self._add(place, [weights])
+        return found
+
+    def _multiply_factors(self) -> None:
+        """The gradients of matrices that were used in every width, in one product over all cells."""
+        for place, pairs in self.factors.items():
+            cells, gradients = (torch.cat(factors) for factors in zip(*pairs, strict=True))
+            self._add(place, [torch.mm(cells.T, gradients)])
 
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
@@ -323,14 +350,8 @@ class Outside:
         left, right = self.spans.own(width)
         if not form.projects:
             return (left + right).narrow(-1, 0, form.interminals)
-        top, *weights = _backward(
-            lambda top, *weights: form.with_weights(weights).project(self.chart.algebra, top),
-            [self.chart.top[width - 1], *form.weights],
-            [left, right],
-            [True, *[self.parameters] * len(form.weights)],
-        )
-        self._add(len(form.tensors) - len(form.weights), weights)
-        return top
+        lanes = torch.cat([left, right], -1)
+        return self._undo_product(len(form.tensors) - len(form.weights) + 1, self.chart.top[width - 1], lanes)
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
