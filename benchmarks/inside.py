@@ -68,7 +68,9 @@ class Setting:
         inner, states = self.interminals, self.interminals + self.preterminals
         leaf = torch.rand(self.length, self.batch, self.preterminals).requires_grad_()
         root = torch.rand(states).requires_grad_()
-        shapes = [(self.rank, inner), (self.rank, states), (self.rank, states)] if self.rank else [(inner, states, states)]
+        shapes = (
+            [(self.rank, inner), (self.rank, states), (self.rank, states)] if self.rank else [(inner, states, states)]
+        )
         tensors = [torch.rand(shape).requires_grad_() for shape in shapes]
 
         def run() -> None:
@@ -158,7 +160,9 @@ def resident() -> int:
 
 
 def compare(seconds: float, console: Console) -> None:
-    table = Table("", "ms", "share of peak", "MB", "torch-struct ms", "MB", "times faster", "memory", title="log Z and gradients")
+    table = Table(
+        "", "ms", "share of peak", "MB", "torch-struct ms", "MB", "times faster", "memory", title="log Z and gradients"
+    )
     for setting in SETTINGS:
         runs = [setting.ours(), setting.theirs()] if setting.peer else [setting.ours()]
         ours, *peer = fastest(runs, seconds)
@@ -167,7 +171,12 @@ def compare(seconds: float, console: Console) -> None:
         row = [str(setting), f"{1e3 * ours:.1f}", f"{share:.0%}", f"{memory / 1e6:.0f}"]
         if peer:
             theirs = peak_memory(setting, "theirs")
-            row += [f"{1e3 * peer[0]:.0f}", f"{theirs / 1e6:.0f}", f"{peer[0] / ours:.1f}", f"1/{theirs / max(memory, 1):.0f}"]
+            row += [
+                f"{1e3 * peer[0]:.0f}",
+                f"{theirs / 1e6:.0f}",
+                f"{peer[0] / ours:.1f}",
+                f"1/{theirs / max(memory, 1):.0f}",
+            ]
         table.add_row(*row)
     console.print(table)
     console.print(f"fastest matrix multiplication: {multiplication_peak() / 1e9:.0f} GFlop/s")
@@ -248,10 +257,15 @@ def parse(stem: str, trees: str, console: Console) -> None:
         for number, skeleton in zip(solution.sentences.tolist(), skeletons, strict=True):
             built = []
             for node in reversed(skeleton or []):
-                tree = Tree(names[node.bottom], [built.pop(), built.pop()] if node.split else [sentences[numbers[number]][node.start]])
+                tree = Tree(
+                    names[node.bottom],
+                    [built.pop(), built.pop()] if node.split else [sentences[numbers[number]][node.start]],
+                )
                 built.append(tree if node.top == node.bottom else Tree(names[node.top], [tree]))
             if built:
-                found[numbers[number]] = debinarise(Tree("TOP", list(built[0]) if built[0].label() == "ROOT" else built))
+                found[numbers[number]] = debinarise(
+                    Tree("TOP", list(built[0]) if built[0].label() == "ROOT" else built)
+                )
         stage("trees", now)
     total = sum(stages.values())
     table = Table("stage", "seconds", "share", title=f"{Path(stem).name}: {len(grammar.binary_rules):,} binary rules")

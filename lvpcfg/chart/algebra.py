@@ -29,7 +29,6 @@ class Sum:
     """Real numbers, positive or not, as mantissa * 2^exponent with one exponent a cell."""
 
     lead: tuple[int, ...] = ()
-    signed = True
 
     def value(self, parameter: Tensor) -> Tensor:
         return parameter
@@ -72,8 +71,8 @@ class Sum:
         """
         largest = x.abs().amax(-1, keepdim=True)
         exponent = largest.log2().floor()
-        shift = exponent.nan_to_num(neginf=0.0)
-        return x * torch.exp2(-shift), shift, exponent
+        shift = exponent.clamp_min(-100)  # a larger factor would not be a float32
+        return x * torch.exp2(-shift), shift, torch.where(largest > 0, shift, -math.inf)
 
     def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""
@@ -93,6 +92,9 @@ class Sum:
         log = torch.where(possible, total, 1).to(torch.float64).abs().log()
         return torch.where(possible, log + exponent.to(torch.float64) * LOG2, -math.inf)
 
+    def sign(self, total: Tensor) -> Tensor:
+        return total.sign()
+
     def posterior(self, value: Tensor, gradient: Tensor) -> Tensor:
         return value * gradient
 
@@ -101,7 +103,6 @@ class Log:
     """Logarithms of non-negative numbers; sums are log-sum-exp."""
 
     lead: tuple[int, ...] = ()
-    signed = False
 
     def value(self, parameter: Tensor) -> Tensor:
         return safe_log(parameter)
@@ -169,6 +170,9 @@ class Log:
 
     def log(self, total: Tensor, exponent: Tensor) -> Tensor:
         return total.to(torch.float64)
+
+    def sign(self, total: Tensor) -> Tensor:
+        return (total > -math.inf).to(total.dtype)
 
     def posterior(self, value: Tensor, gradient: Tensor) -> Tensor:
         return gradient

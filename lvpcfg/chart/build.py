@@ -127,20 +127,21 @@ def unary_matrix(grammar: Grammar) -> Tensor:
 def dense(root: Tensor, rules: Tensor) -> RuleTensors:
     """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
     inner, states, _ = rules.shape
-    outer = states - inner
-    lifted = rules.permute(1, 2, 0)  # left, right, parent
+    sizes = [inner, states - inner]
     none = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks, weights = [], []
-    for number, kind in enumerate((INNER, AFTER, BEFORE, WORDS)):
-        y, z = (outer if number & 2 else inner), (outer if number & 1 else inner)
-        part = lifted.narrow(0, inner if number & 2 else 0, y).narrow(1, inner if number & 1 else 0, z)
-        blocks.append(Block(kind, (inner, y, z), none, None, None, None, None, None, None))
-        if kind == AFTER:
-            weights.append(part.transpose(0, 1).reshape(1, z, y * inner))
-        elif kind == BEFORE:
-            weights.append(part.reshape(1, y, z * inner))
-        else:
-            weights.append(part.reshape(1, y * z, inner))
+    # Left, right, parent. `split` rather than `narrow`: its derivative is one concatenation.
+    for left, half in enumerate(rules.permute(1, 2, 0).split(sizes, 0)):
+        for right, part in enumerate(half.split(sizes, 1)):
+            kind = (INNER, AFTER, BEFORE, WORDS)[2 * left + right]
+            y, z, _ = part.shape
+            blocks.append(Block(kind, (inner, y, z), none, None, None, None, None, None, None))
+            if kind in (INNER, WORDS):
+                weights.append(part.reshape(1, y * z, inner))
+            elif kind == BEFORE:
+                weights.append(part.reshape(1, y, z * inner))
+            else:
+                weights.append(part.transpose(0, 1).reshape(1, z, y * inner))
     return RuleTensors(root, None, None, tuple(weights), inner, tuple(blocks), padded=False)
 
 

@@ -273,11 +273,11 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
     bottoms: list[list[int]] = []
     splits: list[list[int]] = []
     for width in range(1, n + 1):
-        top = symbols.phrases((chart.top[width - 1] * outside.top[width - 1]).abs())
-        bottom = symbols.phrases((chart.bottom[width - 1] * outside.bottom[width - 1]).abs())
+        top = symbols.phrases(chart.top[width - 1] * outside.top[width - 1]).abs()
+        bottom = symbols.phrases(chart.bottom[width - 1] * outside.bottom[width - 1]).abs()
         if width == 1:
-            bottom = symbols.tags((chart.word * outside.word).abs())
-            top = torch.cat([top, symbols.tags((chart.word_top * outside.word_top).abs())], 1)
+            bottom = symbols.tags(chart.word * outside.word).abs()
+            top = torch.cat([top, symbols.tags(chart.word_top * outside.word_top).abs()], 1)
         score = (top * symbols.real.narrow(0, 0, top.shape[1])).amax(1, keepdim=True)
         if width > 1:
             left, right = best.children(width, 1)

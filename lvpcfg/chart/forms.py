@@ -267,6 +267,9 @@ class Kruskal(Form):
 
     narrowest, projects, table_size = 1, True, 0
 
+    def to(self, dtype: torch.dtype) -> "Kruskal":
+        return replace(super().to(dtype), source=None if self.source is None else self.source.to(dtype))
+
     @property
     def lanes(self) -> tuple[int, int]:
         return (self.weights[0].shape[-2],) * 2

@@ -175,7 +175,7 @@ class Chart:
                 self.final_exponent = torch.where(here.unsqueeze(-1), exponent, self.final_exponent)
         total = self._total(self.final, self.form.root)
         self.log_z = self.algebra.log(total, self.final_exponent.squeeze(-1))
-        self.sign = total.sign()
+        self.sign = self.algebra.sign(total)
 
     def _total(self, final: Tensor, root: Tensor) -> Tensor:
         return self.algebra.matmul(final, root.unsqueeze(-1)).squeeze(-1)
@@ -192,6 +192,12 @@ class Chart:
         first = self.form.interminals if words else 0
         rows = rows.narrow(-1, first, cells.shape[-1])
         return cells * rows if gradient else self.algebra.keep(cells, rows)
+
+    def near_underflow(self) -> bool:
+        """Whether some state of some cell is nearly as small as numbers get, beside the largest of its cell."""
+        least = 1e10 * torch.finfo(self.word.dtype).tiny
+        smallest = [cells.abs().masked_fill(cells == 0, 1).amin() for cells in self.bottom if cells.numel()]
+        return bool(torch.stack(smallest).amin() < least) if smallest else False
 
     def seen_through(self, form: RuleTensors) -> "Chart":
         """The same cells as children of the rules of another form over the same states."""

@@ -68,31 +68,45 @@ class Problem:
         return levels if signed else [*levels, LOGARITHMIC]
 
 
-def solve(problem: Problem) -> list[Solution]:
-    """The inside charts of all sentences; those that the first way fails are in solutions of their own."""
+def solve(problem: Problem, certify: bool = True) -> list[Solution]:
+    """The inside charts of all sentences; those that the first way fails are in solutions of their own.
+
+    What underflowed shows itself for certain in the outside pass alone. To certify log Z, that pass is run here for
+    charts in which mantissas came close to underflow; `solve_outside` does not need it.
+    """
     sentences = torch.arange(problem.leaf.shape[1], device=problem.leaf.device)
     pieces = sentences.split(problem.sentences_at_once())
     if len(pieces) == 1:
-        return _solve(problem, sentences, None)
-    return [solution for piece in pieces for solution in _solve(problem.part(piece), piece, None)]
+        return _solve(problem, sentences, None, certify)
+    return [solution for piece in pieces for solution in _solve(problem.part(piece), piece, None, certify)]
 
 
-def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None) -> list[Solution]:
+def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None, certify: bool) -> list[Solution]:
     level = NARROW if levels is None else levels[0]
-    solution = Solution(sentences, level, problem.chart(level))
-    failed = solution.chart.log_z == -torch.inf
+    chart = problem.chart(level)
+    failed = ~chart.log_z.isfinite()
+    if certify and level != LOGARITHMIC and chart.near_underflow():
+        failed |= _overflowed(Outside(chart, torch.ones_like(chart.log_z)))
+    solution = Solution(sentences, level, chart)
     if not bool(failed.any()):
         return [solution]
     levels = problem.levels() if levels is None else levels
-    return _again(problem, solution, failed, levels) if len(levels) > 1 else [solution]
+    return _again(problem, solution, failed, levels, certify) if len(levels) > 1 else [solution]
 
 
-def _again(problem: Problem, solution: Solution, failed: Tensor, levels: Sequence[str]) -> list[Solution]:
+def _overflowed(outside: Outside) -> Tensor:
+    """[batch]: whose outside scores are not finite."""
+    return ~outside.leaf.isfinite().all(-1).all(0)
+
+
+def _again(
+    problem: Problem, solution: Solution, failed: Tensor, levels: Sequence[str], certify: bool
+) -> list[Solution]:
     """The sentences that did not fail as they were, the others in the next way."""
     solutions = []
     for places, ways in (((~failed).nonzero().squeeze(1), levels), (failed.nonzero().squeeze(1), levels[1:])):
         if len(places):
-            solutions += _solve(problem.part(places), solution.sentences.index_select(0, places), ways)
+            solutions += _solve(problem.part(places), solution.sentences.index_select(0, places), ways, certify)
     return solutions
 
 
@@ -103,17 +117,17 @@ def solve_outside(
 
     `gradient` is [batch]: what log Z of each sentence counts for.
     """
-    done, waiting = [], solve(problem) if solutions is None else list(solutions)
+    done, waiting = [], solve(problem, certify=False) if solutions is None else list(solutions)
     while waiting:
         solution = waiting.pop()
         outside = Outside(solution.chart, gradient.index_select(0, solution.sentences), parameters)
-        failed = ~outside.leaf.isfinite().all(-1).all(0)
+        failed = _overflowed(outside)
         levels = problem.levels() if bool(failed.any()) else []
         ways = levels[levels.index(solution.level) :] if levels else []
         if len(ways) < 2:
             done.append(replace(solution, outside=outside))
         else:
-            waiting += _again(problem.part(solution.sentences), solution, failed, ways)
+            waiting += _again(problem.part(solution.sentences), solution, failed, ways, certify=False)
     return done
 
 
@@ -122,7 +136,8 @@ def log_partition(
 ) -> tuple[Tensor, Tensor]:
     """log |Z| of each sentence, float64, and the sign of Z; differentiable once by `leaf` and the form's tensors.
 
-    Where an entry is zero, or the cells it would need have no derivation at all, its derivative is 0.
+    The derivative by an entry that is zero is 0 where it is infinite, where log-sum-exp was needed, and where the
+    cells it would need have no derivation at all; expected counts, entry times derivative, are right everywhere.
     """
     log_z, sign = _LogPartition.apply(form, lengths, allowed, leaf, *form.tensors)
     return log_z, sign
@@ -150,30 +165,36 @@ class _LogPartition(torch.autograd.Function):
         parameters = any(ctx.needs_input_grad[4:])
         with torch.no_grad():
             solutions = solve_outside(ctx.problem, gradient, parameters, ctx.solutions)
-            found = total_gradients(ctx.problem, solutions, parameters)
+            found = total_gradients(ctx.problem, solutions)
         if torch.is_grad_enabled():  # a second derivative may be asked for
-            found = list(_NotTwice.apply(len(found), *found, leaf, *tensors))
+            found = [gradient if gradient is None else _NotTwice.apply(gradient, leaf, *tensors) for gradient in found]
         return (None, None, None, *found)
 
 
-def total_gradients(problem: Problem, solutions: Sequence[Solution], parameters: bool) -> list[Tensor]:
-    """The gradients by the words and, if asked for, by the tensors of the form, over all sentences."""
-    leaf = torch.zeros_like(problem.leaf)
-    totals = [torch.zeros_like(tensor) for tensor in problem.form.tensors]
+def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Tensor | None]:
+    """The gradients by the words and, where they were asked for, by the tensors of the form, over all sentences."""
+    tensors, leaf = problem.form.tensors, torch.empty_like(problem.leaf)
+    totals: list[Tensor | None] = [None] * len(tensors)
     for solution in solutions:
         assert solution.outside is not None
-        words, tensors = solution.outside.leaf, solution.outside.tensors
+        words, *found = (solution.outside.leaf, *solution.outside.tensors)
         if solution.level == LOGARITHMIC:  # d / d log x = x d / dx
             words = _divided(words, problem.leaf.index_select(1, solution.sentences))
-            tensors = [
-                None if gradient is None else _divided(gradient, tensor)
-                for gradient, tensor in zip(tensors, problem.form.tensors, strict=True)
-            ]
+            found = [g if g is None else _divided(g, t) for g, t in zip(found, tensors, strict=True)]
         leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
-        for total, gradient in zip(totals, tensors, strict=True):
+        for place, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
             if gradient is not None:
-                total += gradient.to(total.dtype)
-    return [leaf, *totals]
+                known = totals[place]
+                gradient = gradient.to(tensor.dtype)
+                totals[place] = gradient if known is None else known.add_(gradient)
+    return [_finite(g, t) for g, t in zip([leaf, *totals], [problem.leaf, *tensors], strict=True)]
+
+
+def _finite(gradient: Tensor | None, tensor: Tensor) -> Tensor | None:
+    """Without the infinite derivatives of entries that are zero: what counts is their product, 0."""
+    if gradient is None or bool(gradient.isfinite().all()):
+        return gradient
+    return torch.where((tensor == 0) & ~gradient.isfinite(), 0, gradient)
 
 
 def _divided(x: Tensor, y: Tensor) -> Tensor:
@@ -185,8 +206,8 @@ class _NotTwice(torch.autograd.Function):
     """Gradients that say so when they are differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.clone() for tensor in tensors[:number])
+    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        return gradient.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
