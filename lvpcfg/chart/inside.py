@@ -25,6 +25,7 @@ from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Kruskal, Lanes, RuleTensors
 
 AnyRules = RuleTensors | Kruskal
+LARGE = 1 << 22  # numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,7 @@ class Chart:
         self.shift: list[Tensor] = []  # for each width, [cells, 1]: what was taken out as the cell was written
         self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
         self.combined: list[Tensor] = []  # for each width from 2, [cells, lanes], where the form lifts them to states
+        self._tables: list[Tensor] | None = None
         left, right = form.lanes
         self.spans = Spans.made(
             lambda shape: leaf.new_empty((*algebra.lead, *shape)), self.length, self.batch, left, right
@@ -113,6 +115,19 @@ class Chart:
         for width in range(2, self.length + 1):
             self._fill(width)
         self._finish()
+        self.forget()
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """The rules with each word filled in, [rules, length * batch, ...]."""
+        if self._tables is None:
+            _, _, self._tables = self.form.words(self.algebra, self.word_top, self.top[0])
+        return self._tables
+
+    def forget(self) -> None:
+        """Where the tables are large, they are made again when they are needed again."""
+        if self.form.table_size * len(self.word_top) > LARGE:
+            self._tables = None
 
     def _read_words(self, leaf: Tensor) -> None:
         """Width 1: words as children of binary rules, filled into the rules, and under unary rules."""
@@ -123,7 +138,7 @@ class Chart:
         top = algebra.zeros(leaf, len(exponent), form.interminals)
         if form.promotion is not None:
             top = self._keep(algebra.matmul(self.word, form.promotion), "top", 1)
-        left, right, self.tables = form.words(algebra, self.word_top, top)
+        left, right, self._tables = form.words(algebra, self.word_top, top)
         self._write(top, top, shift, exponent, left, right)
 
     def _fill(self, width: int) -> None:
@@ -204,7 +219,7 @@ class Chart:
         chart = copy(self)
         chart.form = form
         chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, *form.lanes)
-        _, _, chart.tables = form.words(self.algebra, self.word_top, self.top[0])
+        chart._tables = None
         for width, top in enumerate(self.top, 1):
             chart.spans.write(width, *form.project(self.algebra, top))
         return chart
@@ -250,6 +265,8 @@ class Outside:
             self._undo(width)
         self._undo_words()
         self._multiply_factors()
+        del self.tables, self.words, self.transposed, self.factors
+        chart.forget()
         self.top.reverse()
         self.bottom.reverse()
 

@@ -17,7 +17,7 @@ from lvpcfg.chart.algebra import LOG, SUM
 from lvpcfg.chart.forms import Algebra
 from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
 
-TABLES = 1 << 28  # bytes
+TABLES = 1 << 27  # bytes
 NARROW, WIDE, LOGARITHMIC = "mantissas", "float64", "log-sum-exp"
 
 
