@@ -1,12 +1,15 @@
 """The hot path stays on the device of its tensors, whatever device that is.
 
-Without a GPU the device is `meta`, in PyTorch's fake mode: there as on a GPU, an operation on tensors of two devices
-is an error, and so is reading a number back. (Fake CUDA tensors need more of CUDA than a CPU build has.)
+Without a GPU the device is `meta`, or CUDA in PyTorch's fake mode (in a process of its own, see fake_cuda.py): there
+as on a GPU, an operation on tensors of two devices is an error, and so is reading a number back.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,10 +60,10 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
 class Placed:
     """One form with its sentences on a device."""
 
-    def __init__(self, name: str, fake: bool) -> None:
+    def __init__(self, name: str, fake: bool, device: str = "meta") -> None:
         self.case = make(name)
         self.mode: AbstractContextManager[Any] = FakeTensorMode() if fake else nullcontext()
-        self.fake = fake
+        self.fake, self.device = fake, device
         leaf = self.case.leaf(LENGTH, BATCH)
         self.form, self.leaf = moved(self.case.form, self.move), self.move(leaf)
         self.ones = self.move(torch.ones(BATCH, dtype=torch.float64))
@@ -72,7 +75,7 @@ class Placed:
 
     def move(self, tensor: Tensor) -> Tensor:
         with self.mode:
-            return self.kept(tensor).to("meta")
+            return self.kept(tensor).to(self.device)
 
     def run(self) -> list[Any]:
         with self.mode:
@@ -107,6 +110,17 @@ def test_all_is_where_the_form_is(name, fake):
     for decoder in decoders:
         assert decoder.worth.shape == decoder.root.shape == (BATCH,)
         assert [tuple(rule.shape) for rule in decoder.rule] == [(decoder.inner, rows) for rows in cells[1:]]
+
+
+def test_all_is_on_a_fake_cuda_device():
+    script = Path(__file__).with_name("fake_cuda.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert [name for name, *_ in lines] == list(FORMS)
+    for _, made, *devices in lines:
+        assert int(made) in (2, 6)
+        assert devices == ["cuda:0"]
 
 
 @pytest.mark.parametrize("part", ["root", "weights", "closure", "blocks", "symbols"])
