@@ -606,12 +606,12 @@ class TestChangeOfBasis:
     def test_shows_a_broken_outside_pass(self, fault, monkeypatch):
         undo = Block.undo
 
-        def broken(self, one, two, align, transposed, gradient, into, add):
+        def broken(self, one, two, align, weights, gradient, into, add):
             if fault == "unaligned":
                 align = torch.ones_like(align)
             elif self.kind == "inner":
                 into = (into[1], into[0])
-            undo(self, one, two, align, transposed, gradient, into, add)
+            undo(self, one, two, align, weights, gradient, into, add)
 
         monkeypatch.setattr(Block, "undo", broken)
         case = make("rule tensors, unary")

@@ -36,8 +36,8 @@ def exact(grammar: Grammar) -> RuleTensors:
         x, y, z = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
         place = begin[block].view(-1, 1, 1, 1) + (x * mb + y) * mc + z
         place = torch.where((x < ma) & (y < mb) & (z < mc), place, beyond)  # [rules, x, y, z]
-        place = place.permute(0, 3, 2, 1) if kind == AFTER else place.permute(0, 2, 3, 1)
-        place = place.flatten(1, 2) if kind in (INNER, WORDS) else place.flatten(2, 3)
+        order = {BEFORE: (0, 2, 1, 3), AFTER: (0, 3, 1, 2)}.get(kind, (0, 1, 2, 3))
+        place = place.permute(order).flatten(2, 3)
         return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)
 
     kinds = 2 * (rules[:, 1] >= inner).long() + (rules[:, 2] >= inner).long()
@@ -130,18 +130,13 @@ def dense(root: Tensor, rules: Tensor) -> RuleTensors:
     sizes = [inner, states - inner]
     none = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks, weights = [], []
-    # Left, right, parent. `split` rather than `narrow`: its derivative is one concatenation.
-    for left, half in enumerate(rules.permute(1, 2, 0).split(sizes, 0)):
-        for right, part in enumerate(half.split(sizes, 1)):
+    # `split` rather than `narrow`: its derivative is one concatenation.
+    for left, half in enumerate(rules.split(sizes, 1)):
+        for right, part in enumerate(half.split(sizes, 2)):
             kind = (INNER, AFTER, BEFORE, WORDS)[2 * left + right]
-            y, z, _ = part.shape
-            blocks.append(Block(kind, (inner, y, z), none, None, None, None, None, None, None))
-            if kind in (INNER, WORDS):
-                weights.append(part.reshape(1, y * z, inner))
-            elif kind == BEFORE:
-                weights.append(part.reshape(1, y, z * inner))
-            else:
-                weights.append(part.transpose(0, 1).reshape(1, z, y * inner))
+            blocks.append(Block(kind, (inner, *part.shape[1:]), none, None, None, None, None, None, None))
+            order = {BEFORE: (1, 0, 2), AFTER: (2, 0, 1)}.get(kind, (0, 1, 2))
+            weights.append(part.permute(order).flatten(1).unsqueeze(0))
     return RuleTensors(root, None, None, tuple(weights), inner, tuple(blocks), padded=False)
 
 

@@ -49,13 +49,13 @@ class Block:
     sources: Tensor | None  # [parent states, most rules]: the rows that add up to each
     places: Tensor | None  # in `Grammar.binary`, in the shape of the weights; one past the last is zero
 
-    # The weights of a block are [rules, y * z, x], or with a word to be filled in
-    # [rules, y, z * x] (before) and [rules, z, y * x] (after).
+    # The weights of a block are [rules, x, y * z], or with a word to be filled in
+    # [rules, y, x * z] (before) and [rules, z, x * y] (after).
 
     def table(self, algebra: Algebra, word: Tensor, weights: Tensor) -> Tensor:
-        """The rules with each word filled in: [rules, words, (states of the other child), x]."""
+        """The rules with each word filled in: [rules, words, x, states of the other child]."""
         picked = select(word, self.left if self.kind == BEFORE else self.right)  # [rules, words, y]
-        return _product(algebra, picked, weights).unflatten(-1, (-1, self.shape[0]))
+        return _product(algebra, picked, weights).unflatten(-1, (self.shape[0], -1))
 
     def apply(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """The parent cells, [cells, states].
@@ -72,9 +72,9 @@ class Block:
     def _rows(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """What each rule brings to its parent, [rules, cells, x]."""
         if self.kind in (BEFORE, AFTER):
-            return _product(algebra, self._rest(algebra.scale(two, align)), one).squeeze(-2)
+            return _product(algebra, self._rest(algebra.scale(two, align)), one.transpose(-1, -2)).squeeze(-2)
         left, right = self._children(algebra.scale(one, align), two)
-        return _product(algebra, self._outer(algebra, left, right), weights)
+        return _product(algebra, self._outer(algebra, left, right), weights.transpose(-1, -2))
 
     def _rest(self, cells: Tensor) -> Tensor:
         """[rules, cells, 1, states of the child that is no word]"""
@@ -97,29 +97,29 @@ class Block:
         one: Tensor,
         two: Tensor,
         align: Tensor,
-        transposed: Tensor,
+        weights: Tensor,
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
         add: AddProduct | None,
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic: adds the gradients of `one`, `two` and the weights.
 
-        Written out because it is where the time goes. `transposed` are the weights, transposed; `add` takes the
-        gradient of the weights as two factors, at once, while they are in the cache.
+        Written out because it is where the time goes. `add` takes the gradient of the weights as two factors, at
+        once, while they are in the cache.
         """
         into_one, into_two = into
         rows = select(gradient, self.parent)  # [rules, cells, x]
         if self.kind in (BEFORE, AFTER):
             rest, rows = self._rest(two * align), rows.unsqueeze(-2)
-            into_one.addcmul_(rest.transpose(-1, -2), rows)
-            picked = torch.matmul(rows, one.transpose(-1, -2)) if one.shape[-1] > 1 else rows * one.transpose(-1, -2)
+            into_one.addcmul_(rows.transpose(-1, -2), rest)
+            picked = _product(SUM, rows, one)
             other = _deposit(picked.squeeze(-2), self.right if self.kind == BEFORE else self.left, two.shape[-1])
             into_two.addcmul_(other, align)
             return
         left, right = self._children(one * align, two)
         if add is not None:
-            add(self._outer(SUM, left, right).transpose(-1, -2), rows)
-        outer = torch.matmul(rows, transposed)  # [rules, cells, y * z]
+            add(rows.transpose(-1, -2), self._outer(SUM, left, right))
+        outer = _product(SUM, rows, weights)  # [rules, cells, y * z]
         if self.pair is not None:
             outer = outer.new_zeros(left.shape[0], *outer.shape[1:]).index_add_(0, self.pair, outer)
         outer = outer.unflatten(-1, (left.shape[-1], -1))
@@ -139,7 +139,7 @@ class Block:
         if self.kind != INNER:
             return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
         left, right = self._children(one * align, two)
-        lifted = _product(SUM, parent, weights.transpose(-1, -2))  # [rules, cells, y * z]
+        lifted = _product(SUM, parent, weights)  # [rules, cells, y * z]
         if lifted.shape[-1] == 1:
             product = (left * right).squeeze(-1)
             return lifted * (product if self.pair is None else product.index_select(0, self.pair))

@@ -303,10 +303,8 @@ class Outside:
             parameters = self.parameters and block.kind in (INNER, WORDS)
             operands, into = chart.operands(term, width), self._into(term, width)
             if algebra is SUM:
-                once = form.weights[term].transpose(-1, -2)
-                transposed = self._transposed(place) if block.kind == INNER else once
                 add = partial(self._add_product, place) if parameters else None
-                block.undo(*operands, transposed, share, into, add)
+                block.undo(*operands, form.weights[term], share, into, add)
             else:
                 *found, weights = _backward(
                     partial(_apply, block, algebra, operands[2]),
@@ -333,18 +331,15 @@ class Outside:
         known = self.tensors[place]
         self.tensors[place] = torch.bmm(x, y) if known is None else known.baddbmm_(x, y)
 
-    def _transposed(self, place: int) -> Tensor:
-        if place not in self.transposed:
-            self.transposed[place] = self.chart.form.tensors[place].transpose(-1, -2).contiguous()
-        return self.transposed[place]
-
     def _undo_product(self, place: int, cells: Tensor, gradient: Tensor) -> Tensor:
         """Backwards through the product of the cells of a width with a matrix of the form."""
         algebra, matrix = self.chart.algebra, self.chart.form.tensors[place]
         if algebra is SUM:
             if self.parameters:
                 self.factors.setdefault(place, []).append((cells, gradient))
-            return torch.mm(gradient, self._transposed(place))
+            if place not in self.transposed:
+                self.transposed[place] = matrix.T.contiguous()
+            return torch.mm(gradient, self.transposed[place])
         found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
         self._add(place, [weights])
         return found
