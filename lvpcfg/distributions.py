@@ -142,7 +142,8 @@ class TreeDistribution:
     def _derived(self, what: str, algebra: Log, parts: int = 0) -> list[list[Derivation]]:
         """For each part of the algebra's values, the derivation of each sentence that it is the weight of."""
         require_nonnegative(self._everything(), what)
-        leaf, *tensors = (algebra.value(tensor.detach().to(torch.float64)) for tensor in self._everything())
+        tensors = [algebra.value(tensor.detach().to(torch.float64)) for tensor in self.form.tensors]
+        leaf = algebra.words(self.leaf.detach().to(torch.float64))
         chart = Chart(self.form.with_tensors(tensors), leaf, algebra, self.lengths)
         found = []
         for part in range(parts or 1):

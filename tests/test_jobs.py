@@ -43,6 +43,7 @@ def run(job, folder, **options):
         "decoder": "max-rule",
         "device": "cpu",
         "dtype": "float32",
+        "threads": 1,
     }
     printed = StringIO()
     result = Run(folder, Console(file=printed, width=120))
@@ -78,6 +79,7 @@ def command(*arguments, cwd):
         (["data.train=a.mrg"], "job=demo does not use 'data.train': it is an option of job=train."),
         (["job=train", "model=a"], "job=train does not use 'model': it is an option of job=parse or job=evaluate."),
         (["decoder=best"], "decoder is 'best': expected max-rule, max-rule-sum,"),
+        (["threads=0"], "threads is 0: expected 1, 2, ..."),
         (["dtype=half"], "dtype is 'half': expected float32 or float64."),
         (["job=train", "gold=a.mrg"], "job=train does not use 'gold': it is an option of job=evaluate."),
         (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=demo or job=train."),

@@ -107,6 +107,10 @@ class Log:
     def value(self, parameter: Tensor) -> Tensor:
         return safe_log(parameter)
 
+    def words(self, leaf: Tensor) -> Tensor:
+        """What words are worth, as values of cells."""
+        return self.value(leaf)
+
     def zeros(self, like: Tensor, *shape: int) -> Tensor:
         return like.new_full((*self.lead, *shape), -math.inf)
 
@@ -277,21 +281,25 @@ class _Parts(Log):
 
 
 class KBest(_Parts):
-    """The k best: values [k, ...] in descending order, -inf where there are fewer."""
+    """The k best: values [k, ...] in descending order, -inf where there are fewer; parameters are [1, ...]."""
 
     def __init__(self, k: int) -> None:
         self.k, self.lead = k, (k,)
 
     def value(self, parameter: Tensor) -> Tensor:
-        log = safe_log(parameter)
-        return torch.cat([log.unsqueeze(0), log.new_full((self.k - 1, *log.shape), -math.inf)])
+        return safe_log(parameter).unsqueeze(0)
+
+    def words(self, leaf: Tensor) -> Tensor:
+        best = self.value(leaf)
+        return torch.cat([best, best.new_full((self.k - 1, *leaf.shape), -math.inf)])
 
     def combine(self, x: Tensor, y: Tensor) -> Tensor:
-        pairs = (x.unsqueeze(0) + y.unsqueeze(1)).flatten(0, 1)
-        return pairs.topk(self.k, 0).values
+        if x.shape[0] == 1 or y.shape[0] == 1:
+            return x + y
+        return (x.unsqueeze(0) + y.unsqueeze(1)).flatten(0, 1).topk(self.k, 0).values
 
     def sum(self, x: Tensor) -> Tensor:
-        return x.movedim(-1, 1).flatten(0, 1).topk(self.k, 0).values
+        return x.movedim(0, -1).flatten(-2).topk(self.k, -1).values.movedim(-1, 0)
 
 
 class Expectation(_Parts):

@@ -8,13 +8,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from lvpcfg.chart.decode import DECODERS
-from lvpcfg.errors import expect
+from lvpcfg.errors import InputError, expect
 from lvpcfg.estimate.train import ESTIMATORS
 from lvpcfg.parser import DTYPES
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
-PARSER = ("decoder", "device", "dtype")
+PARSER = ("decoder", "device", "dtype", "threads")
 JOBS = {  # and the options each of them reads
     "demo": ("binarisation", "estimator", "signature", *PARSER),
     "train": ("data", "binarisation", "estimator", "signature"),
@@ -55,6 +55,7 @@ class Config:
     decoder: str = MISSING
     device: Optional[str] = MISSING  # noqa: UP045
     dtype: str = MISSING
+    threads: int = MISSING
     gold: Optional[str] = MISSING  # noqa: UP045
     test: Optional[str] = MISSING  # noqa: UP045
     parameters: Optional[str] = MISSING  # noqa: UP045
@@ -68,6 +69,8 @@ class Config:
         expect("estimator.name", self.estimator.name, tuple(ESTIMATORS))
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
+        if self.threads < 1:
+            raise InputError(f"threads is {self.threads}: expected 1, 2, ...")
         self.scheme()
         get_signature(self.signature)
 

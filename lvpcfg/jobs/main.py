@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import hydra
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -57,6 +58,7 @@ def _run(options: DictConfig) -> float | None:
     try:
         settings = config.typed(options)
         run.begin(OmegaConf.to_yaml(options, resolve=True))
+        torch.set_num_threads(settings.threads)
         JOBS[settings.job](settings, run)
         run.finish()
     except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
