@@ -9,7 +9,6 @@ step of it. `log_prob` takes derivations or skeletal trees.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import MAX, Expectation, KBest, Log, Sample, require_nonnegative, safe_log
 from lvpcfg.chart.build import dense, exact
-from lvpcfg.chart.decode import Node, derivations
+from lvpcfg.chart.decode import Derivation, Node, Skeletal, derivations, only
 from lvpcfg.chart.forms import Kruskal
-from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
+from lvpcfg.chart.inside import AnyRules, Chart, Outside
 from lvpcfg.chart.marginals import Marginals, marginals
 from lvpcfg.chart.partition import log_partition, total
 from lvpcfg.errors import InputError
@@ -29,19 +28,7 @@ from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.normalise import TOP, normalise
 from lvpcfg.trees.walk import is_preterminal
 
-
-@dataclass(frozen=True)
-class Derivation:
-    """A tree whose nodes, in preorder, are labelled with states."""
-
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Skeletal:
-    """A tree whose nodes, in preorder, are labelled with symbols."""
-
-    nodes: tuple[Node, ...]
+WIDEST, WIDEST_FLOAT32 = 700, 80  # log-potentials that exp can hold beside the largest
 
 
 class TreeDistribution:
@@ -61,8 +48,12 @@ class TreeDistribution:
         symbol: Sequence[int] | None = None,
         constant: Tensor | None = None,
     ) -> None:
-        if lengths is not None and not bool(((lengths >= 1) & (lengths <= leaf.shape[0])).all()):
-            raise InputError(f"lengths are {lengths.tolist()}: expected 1 to {leaf.shape[0]}, the words of the batch.")
+        if lengths is not None:
+            lengths = torch.as_tensor(lengths, device=leaf.device)
+            if lengths.shape != leaf.shape[1:2] or lengths.is_floating_point():
+                raise InputError(f"lengths are {lengths.tolist()}: expected a whole number for each sentence.")
+            if not bool(((lengths >= 1) & (lengths <= leaf.shape[0])).all()):
+                raise InputError(f"lengths are {lengths.tolist()}: expected 1 to {leaf.shape[0]} words.")
         self.form, self.leaf, self.lengths = form, leaf, lengths
         self.symbol = list(range(form.root.shape[-1])) if symbol is None else list(symbol)
         self.constant = constant
@@ -80,7 +71,7 @@ class TreeDistribution:
 
     @cached_property
     def argmax(self) -> list[Derivation]:
-        """The best derivation of each sentence."""
+        """The best derivation of each sentence; one without nodes where there is none."""
         return self._derived("argmax", MAX)[0]
 
     def topk(self, k: int) -> list[list[Derivation]]:
@@ -92,6 +83,8 @@ class TreeDistribution:
 
     def sample(self, samples: int = 1, generator: torch.Generator | None = None) -> list[list[Derivation]]:
         """Derivations drawn at random, independently, as many as asked for of each sentence."""
+        if samples < 1:
+            raise InputError(f"sample of {samples}: expected 1, 2, ...")
         leaf = self.leaf.detach().repeat_interleave(samples, 1)
         lengths = None if self.lengths is None else self.lengths.repeat_interleave(samples, 0)
         drawn = TreeDistribution(self._plain, leaf, lengths)._derived("sample", Sample(generator))[0]
@@ -99,14 +92,15 @@ class TreeDistribution:
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Of the distribution over derivations, [batch]; differentiable."""
+        """Of the distribution over derivations, [batch]; differentiable. 0 for a sentence without any."""
         log_z, expected = self._expected("entropy", [safe_log(x) for x in self._everything()])
-        return log_z - expected
+        return torch.where(log_z > -torch.inf, log_z - expected, 0)
 
     def kl(self, other: "TreeDistribution") -> Tensor:
         """sum over derivations of p log (p / q), [batch], p being this distribution; differentiable.
 
-        `other` has the same form over the same sentences, and gives weight to whatever this one does.
+        `other` has the same form over the same sentences, and gives weight to whatever this one does. 0 for a
+        sentence without derivations.
         """
         mine, others = self._everything(), other._everything()
         if [x.shape for x in mine] != [x.shape for x in others]:
@@ -117,10 +111,10 @@ class TreeDistribution:
         ratios = [torch.where(p > 0, ratio, 0) for p, ratio in zip(mine, ratios, strict=True)]
         log_z, expected = self._expected("kl", ratios)
         other_log_z, _ = log_partition(other.form, other.leaf, other.lengths)
-        return expected - log_z + other_log_z
+        return torch.where(log_z > -torch.inf, expected - log_z + other_log_z, 0)
 
     def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:
-        """log p(tree | sentence) of one tree for each sentence, [batch]; differentiable."""
+        """log p(tree | sentence) of one tree for each sentence, [batch]; differentiable. -inf for what is no tree."""
         if len(trees) != self.leaf.shape[1]:
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
@@ -130,7 +124,7 @@ class TreeDistribution:
         else:
             weight, _ = log_partition(self.form, self.leaf, self.lengths, only(trees, self.symbol, self.leaf))
         log_z, _ = log_partition(self.form, self.leaf, self.lengths)
-        return weight - log_z
+        return torch.where(weight > -torch.inf, weight - log_z, -torch.inf)
 
     @property
     def _plain(self) -> AnyRules:
@@ -188,23 +182,11 @@ class TreeDistribution:
         return safe_log(torch.stack(factors).to(torch.float64)).sum()
 
 
-def only(trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Tensor) -> Allowed:
-    """The spans of one tree for each sentence, with the states it allows; `symbol` is that of each state."""
-    length, batch = leaf.shape[:2]
-    member = {Derivation: torch.arange(len(symbol)), Skeletal: torch.tensor(symbol)}
-    layers = torch.zeros(2, length, batch, length, len(symbol), dtype=torch.bool)
-    for sentence, tree in enumerate(trees):
-        for node in tree.nodes:
-            for layer, label in zip(layers, (node.bottom, node.top), strict=True):
-                layer[node.start, sentence, node.width - 1] |= member[type(tree)] == label
-    bottom, top = layers.to(leaf.device)
-    return Allowed(bottom, top)
-
-
 class SentCFG(TreeDistribution):
     """A dense PCFG given by log-potentials, as torch-struct's, with the rules shared by the batch.
 
-    terms [batch, length, T], rules [NT, NT + T, NT + T], roots [NT]; -inf for what is impossible.
+    terms [batch, length, T], rules [NT, NT + T, NT + T], roots [NT]; -inf for what is impossible. Potentials that
+    float32 could not hold beside the largest are computed with in float64.
     """
 
     def __init__(self, terms: Tensor, rules: Tensor, roots: Tensor, lengths: Tensor | None = None) -> None:
@@ -223,11 +205,15 @@ class SentCFG(TreeDistribution):
         sizes = torch.full((batch,), length, device=terms.device) if lengths is None else lengths
         within = torch.arange(length, device=terms.device) < sizes.unsqueeze(1)
         constant = (word.squeeze(-1) * within).sum(1) + (sizes - 1) * rule + root
-        form = dense(
-            torch.cat([(roots - root).exp(), roots.new_zeros(outer)]),
-            (rules - rule).exp(),
-        )
-        super().__init__(form, (terms - word).exp().transpose(0, 1), lengths, constant=constant.to(torch.float64))
+        parts = [terms - word, rules - rule, roots - root]
+        least = min(float(part.detach().masked_fill(part == -torch.inf, 0).min()) for part in parts)
+        if least < -WIDEST:
+            raise InputError(f"log-potentials differ by {-least:.0f}: expected {WIDEST} at the most, or -inf.")
+        if least < -WIDEST_FLOAT32:
+            parts = [part.to(torch.float64) for part in parts]
+        leaf, weights, tops = (part.exp() for part in parts)
+        form = dense(torch.cat([tops, tops.new_zeros(outer)]), weights)
+        super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant.to(torch.float64))
 
 
 def _largest(x: Tensor, dimension: int) -> Tensor:

@@ -20,16 +20,17 @@ from lvpcfg.chart.decode import (
     RECALL,
     VITERBI,
     Node,
+    Skeletal,
     Skeleton,
     SymbolChart,
     SymbolMap,
     best_derivations,
     free_recall,
+    only,
 )
 from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
 from lvpcfg.chart.unary import Chains
-from lvpcfg.distributions import Skeletal, only
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_tags
@@ -46,7 +47,9 @@ class Parse:
     """A tree and what is known about it."""
 
     tree: Tree
-    log_prob: float  # log p(tree, sentence), summed over states; -inf for a flat tree
+    # log p(tree, sentence), summed over states and over unary chains with the same ends; -inf for a tree that the
+    # grammar does not have: a flat one, or one of free-recall.
+    log_prob: float
     posterior: float  # p(tree | sentence)
     sentence_log_prob: float  # log p(sentence)
     flat: bool  # the grammar has no tree for the sentence
@@ -59,7 +62,7 @@ class Counts:
     sentences: int = 0
     fallbacks: int = 0  # no path through the grammar: a flat tree
     float64: int = 0  # float32 was not enough
-    log_sum_exp: int = 0  # float64 was not enough
+    log_sum_exp: int = 0  # float64 was not enough: decoded by Viterbi
     negative_rules: int = 0  # posteriors below zero, through signed parameters
     by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
 
@@ -129,7 +132,7 @@ class Parser(ParserI):  # type: ignore[misc]
     ) -> list[Parse]:
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for number, words in enumerate(sentences):
-            if isinstance(words, str) or not words:
+            if isinstance(words, str) or not words or not all(isinstance(word, str) for word in words):
                 raise InputError(f"sentence {number + 1} is {show(words)}: expected a list of one or more words.")
             by_length[len(words)].append(number)
         found: dict[int, Parse] = {}
@@ -141,15 +144,17 @@ class Parser(ParserI):  # type: ignore[misc]
                     batch = numbers[begin : begin + self._batch(length)]
                     parses = self._parse_batch([sentences[number] for number in batch], probabilities)
                     found.update(zip(batch, parses, strict=True))
-                    (update or bar.update)(len(batch))
+                    bar.update(len(batch))
+                    if update is not None:
+                        update(len(batch))
         return [found[number] for number in range(len(sentences))]
 
     def _batch(self, length: int) -> int:
         """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
         inner = sum(len(block.rules) for block in self._form.blocks if block.kind == "inner")
-        lanes = self._form.lanes[0] + max(block.shape[1] for block in self._form.blocks)
+        lanes = self._form.lanes[0] + max((block.shape[1] for block in self._form.blocks), default=0)
         numbers = length * length * (16 * lanes + 2 * inner) + 2 * length * self._form.table_size
-        return max(1, min(64, CELLS // numbers))
+        return max(1, min(64, CELLS // max(1, numbers)))
 
     def _parse_batch(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
         leaf = self._leaf(sentences)

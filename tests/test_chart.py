@@ -34,7 +34,7 @@ from lvpcfg.chart.decode import (
 )
 from lvpcfg.chart.forms import Block
 from lvpcfg.chart.inside import Allowed, Chart, Outside
-from lvpcfg.chart.marginals import by_symbol, marginals
+from lvpcfg.chart.marginals import anchored, by_symbol, marginals
 from lvpcfg.chart.partition import (
     LOGARITHMIC,
     NARROW,
@@ -819,3 +819,31 @@ def test_posteriors_by_symbol_add_up():
         states = [state for state, of in enumerate(case.symbol) if of == symbol]
         assert torch.allclose(sums[..., symbol], posteriors.top[..., states].sum(-1), atol=1e-12)
     assert sums[0, 0, 3].sum().item() == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rule list", "rule list, unary", "rule tensors, unary"])
+def test_posteriors_of_rules_against_enumeration(name):
+    case = make(name)
+    leaf = case.leaf(3, 2)
+    rules = case.grammar.binary_rules.tolist()
+    for width in (2, 3):
+        expected = torch.zeros(2, 4 - width, width - 1, len(rules), dtype=F64)
+        for b in range(2):
+            found = derivations(case.full, leaf[:, b])
+            z = weight_of(found)
+            for weight, nodes in found:
+                for place, node in enumerate(nodes):
+                    if node.width == width:
+                        left = nodes[place + 1]
+                        right = next(other for other in nodes[place + 2 :] if other.start == node.start + node.split)
+                        rule = [case.symbol[state] for state in (node.bottom, left.top, right.top)]
+                        expected[b, node.start, node.split - 1, rules.index(rule)] += weight / z
+        assert torch.allclose(anchored(case.form, leaf, width, len(rules)), expected, atol=1e-12)
+
+
+def test_not_a_number_stays_one():
+    case = make("dense")
+    for place in range(len(case.form.tensors)):
+        tensors = [tensor.clone() for tensor in case.form.tensors]
+        tensors[place].view(-1)[0] = math.nan
+        assert log_partition(case.form.with_tensors(tensors), case.leaf(4, 1))[0].isnan().all()

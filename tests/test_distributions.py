@@ -193,12 +193,6 @@ def test_kl_of_unequal_supports_is_refused():
         TreeDistribution(case.form, leaf).kl(TreeDistribution(zeros, leaf))
 
 
-def test_lengths_out_of_range_are_refused():
-    case = make("dense")
-    with pytest.raises(InputError, match="expected 1 to 3"):
-        TreeDistribution(case.form, case.leaf(3, 2), torch.tensor([3, 4]))
-
-
 def test_trees_of_a_treebank_under_its_model():
     """log_prob of each training tree is its probability under the PCFG given its words, rule by rule."""
     trees = [tree for tree in corpus("train") if len(tree.leaves()) <= 12][:8]
@@ -216,3 +210,37 @@ def test_a_symbol_the_model_does_not_have_is_named():
     distribution = ModelTrees(model, [["A", "dog"]])
     with pytest.raises(InputError, match="no symbol 'QQ'"):
         distribution.skeletal(Tree.fromstring("(TOP (QQ (DT A) (NN dog)))"))
+
+
+def test_potentials_far_apart_are_not_lost():
+    generator = torch.Generator().manual_seed(0)
+    terms, rules, roots = (torch.randn(shape, generator=generator) * 60 for shape in ((2, 6, 3), (2, 5, 5), (2,)))
+    wide = SentCFG(terms.double(), rules.double(), roots.double())
+    narrow = SentCFG(terms, rules, roots)
+    assert narrow.partition.tolist() == pytest.approx(wide.partition.tolist(), rel=1e-6)
+    assert narrow.entropy.tolist() == pytest.approx(wide.entropy.tolist(), abs=1e-4)
+    with pytest.raises(InputError, match="expected 700 at the most"):
+        SentCFG(terms * 40, rules * 40, roots)
+
+
+def test_a_sentence_without_trees():
+    terms, rules, roots = torch.randn(2, 3, 2), torch.randn(2, 4, 4).requires_grad_(), torch.randn(2)
+    terms[1, 1] = -math.inf
+    trees = SentCFG(terms, rules, roots)
+    assert trees.partition[1] == -math.inf
+    assert trees.entropy[1] == trees.kl(trees)[1] == 0
+    assert trees.argmax[1].nodes == ()
+    assert trees.topk(2)[1] == []
+    assert trees.sample(2)[1] == [Derivation(()), Derivation(())]
+    assert trees.log_prob(trees.argmax)[1] == -math.inf
+    (trees.entropy + trees.kl(trees)).sum().backward()
+    assert rules.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"), [([3], "for each sentence"), ([3.0, 2.0], "for each sentence"), ([3, 0], "expected 1 to 3")]
+)
+def test_wrong_lengths_are_named(lengths, message):
+    case = make("dense")
+    with pytest.raises(InputError, match=message):
+        TreeDistribution(case.form, case.leaf(3, 2), lengths)

@@ -267,7 +267,8 @@ def test_parse_keeps_the_order_and_the_empty_lines(tmp_path, model):
     assert [words(tree) for tree in trees_from_text("\n".join(written[:12]))] == sentences
     assert written[12] == written[14] == ""
     assert "-LRB-" in written[13]
-    assert result["sentences"] == 14
+    assert "b\u2028c" in written[13]  # one word
+    assert result["sentences"] == 13
     assert str(tmp_path / "trees.mrg") in printed
 
 
@@ -288,6 +289,29 @@ def test_parse_from_standard_input_to_standard_output(tmp_path, model):
     broken = subprocess.run(arguments, input=b"The dog\n\xff\xfe\n", cwd=tmp_path, capture_output=True, env=environment)
     assert broken.returncode == 1
     assert broken.stderr.decode().startswith("lvpcfg: standard input, line 2: expected UTF-8 text")
+
+
+def test_parse_of_nothing_is_nothing(tmp_path, model):
+    (tmp_path / "in.txt").write_text("")
+    result, _ = run("parse", tmp_path, model=model, input=str(tmp_path / "in.txt"), output=str(tmp_path / "out.mrg"))
+    assert (tmp_path / "out.mrg").read_text() == ""
+    assert result["sentences"] == 0
+
+
+def test_parse_does_not_overwrite_its_input(tmp_path, model):
+    path = tmp_path / "in.txt"
+    path.write_text("A dog .\n")
+    with pytest.raises(InputError, match="input and output are the same file"):
+        run("parse", tmp_path, model=model, input=str(path), output=str(path))
+    assert path.read_text() == "A dog .\n"
+
+
+def test_a_reader_of_trees_that_leaves_is_no_error(tmp_path, model):
+    (tmp_path / "in.txt").write_text("A dog .\n" * 5000)
+    line = f"{sys.executable} {ROOT / 'run.py'} job=parse model={model} input=in.txt | head -1"
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert len(trees_from_text(done.stdout)) == 1
+    assert "lvpcfg:" not in done.stderr
 
 
 @pytest.mark.parametrize(

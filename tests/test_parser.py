@@ -135,7 +135,28 @@ def random_underflow():
     )
 
 
-@pytest.mark.parametrize("sentences", [["a dog"], [[]], [["a"], []]])
+@pytest.mark.parametrize("decoder", [one for one in DECODERS if one != "free-recall"])
+@pytest.mark.parametrize("states", [(2, 3, 1, 4), (2, 3, 2, 4), (3, 3, 2, 4)])
+def test_latent_states_with_unary_rules(states, decoder):
+    """As many states of phrases as of words, and fewer."""
+    model = random_model(1, states)
+    model = replace(model, grammar=replace(model.grammar, unary=model.grammar.unary * 0.1))
+    for parse in Parser(model, decoder, dtype="float64").analyse([["barks", "dog"], ["dog"], ["dog"] * 4]):
+        assert not parse.flat
+        assert parse.log_prob > -math.inf
+
+
+@pytest.mark.parametrize("text", ["(TOP (NN dog))", "(TOP (S (NP (NN dog))))"])
+@pytest.mark.parametrize("unaries", ["collapse", "keep"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_grammar_without_binary_rules(text, unaries, decoder):
+    tree = Tree.fromstring(text)
+    parser = Parser(train([tree], binarisation=Binarisation(unaries=unaries)), decoder)
+    assert parser.parse(["dog"]) == tree
+    assert parser.analyse([["dog", "dog"]])[0].flat
+
+
+@pytest.mark.parametrize("sentences", [["a dog"], [[]], [["a"], []], [[1]], [[None]]])
 def test_what_is_no_sentence_is_refused(model, sentences):
     with pytest.raises(InputError, match="expected a list of one or more words"):
         Parser(model).parse_sents(sentences)

@@ -3,7 +3,7 @@
 `SUM` is ordinary arithmetic on scaled numbers: a cell is a mantissa vector times a power of two, so that
 all the work inside is plain matrix multiplication while the chart as a whole lives in log space. The
 others work on logarithms and are slower: `LOG` where even float64 mantissas underflow, `MAX` for the best
-derivation, `Sample` for random ones, `KBest` for the k best, `ENTROPY` and `DIVERGENCE` for those.
+derivation, `Sample` for random ones, `KBest` for the k best, `Expectation` for entropies and divergences.
 
 Derivations come out as gradients: d total / d value is 1 where the value is used and 0 elsewhere, since
 the sums of `MAX`, `Sample` and `KBest` hand their gradient to the one term that was chosen.
@@ -69,6 +69,8 @@ class Sum:
         Returns the rows, what they were divided by as an exponent [rows, 1], and the exponent they count with
         from now on: -inf for rows of zeros, which have no say in the scale of others.
         """
+        if not x.shape[-1]:  # a grammar without interminals
+            return x, x.new_zeros(*x.shape[:-1], 1), x.new_full((*x.shape[:-1], 1), -math.inf)
         largest = x.abs().amax(-1, keepdim=True)
         exponent = largest.log2().floor()
         shift = exponent.clamp_min(-100)  # a larger factor would not be a float32
@@ -305,8 +307,8 @@ class KBest(_Parts):
 class Expectation(_Parts):
     """(log p, E[f]) for a function f that adds up over a derivation: E under p of what has been built.
 
-    A parameter t with log-ratio f(t) carries (log t, f). With f = -log t this is the entropy up to log Z, and
-    with f = log t_p - log t_q the divergence.
+    A parameter t carries (log t, f(t)). With f = log t this gives the entropy, log Z - E[f], and with
+    f = log t_p - log t_q the divergence.
     """
 
     lead = (2,)
@@ -327,9 +329,9 @@ class Expectation(_Parts):
 
 
 def safe_log(x: Tensor) -> Tensor:
-    """log x, -inf at zero with gradient zero there."""
+    """log x, -inf at zero with gradient zero there; not-a-number stays what it is."""
     positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1).log(), -math.inf)
+    return torch.where(positive, torch.where(positive, x, 1).log(), torch.where(x.isnan(), x, -math.inf))
 
 
 def require_nonnegative(tensors: Sequence[Tensor], what: str) -> None:

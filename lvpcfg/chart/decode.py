@@ -16,6 +16,7 @@ the step between them, any number of unary rules or none, is scored as one rule.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, RuleTensors, select
-from lvpcfg.chart.inside import AnyRules, Chart, Outside, Spans
+from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside, Spans
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.binarise import INTERMEDIATE
@@ -57,6 +58,38 @@ class Node:
 Skeleton = list[Node]  # in preorder
 
 
+@dataclass(frozen=True)
+class Derivation:
+    """A tree whose nodes, in preorder, are labelled with states."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Skeletal:
+    """A tree whose nodes, in preorder, are labelled with symbols.
+
+    Of a chain of unary rules it has the ends alone: its weight is that of all chains between them.
+    """
+
+    nodes: tuple[Node, ...]
+
+
+def only(trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Tensor) -> Allowed:
+    """The spans of one tree for each sentence, with the states it allows; `symbol` is that of each state."""
+    length, batch = leaf.shape[:2]
+    member = {Derivation: torch.arange(len(symbol)), Skeletal: torch.tensor(symbol)}
+    layers = torch.zeros(2, length, batch, length, len(symbol), dtype=torch.bool)
+    for sentence, tree in enumerate(trees):
+        for node in tree.nodes:
+            if node.start + node.width > length:
+                raise InputError(f"tree {sentence + 1} has more words than the {length} of the batch.")
+            for layer, label in zip(layers, (node.bottom, node.top), strict=True):
+                layer[node.start, sentence, node.width - 1] |= member[type(tree)] == label
+    bottom, top = layers.to(leaf.device)
+    return Allowed(bottom, top)
+
+
 class SymbolChart:
     """The recursion over symbols for one batch of sentences of equal length, and its way back."""
 
@@ -86,7 +119,7 @@ class SymbolChart:
         cell = torch.full_like(top, -math.inf)
         under = torch.zeros_like(cell, dtype=torch.int64)
         if chart.form.promotion is not None:
-            step = self._step(chart.word, chart.form.promotion, outside.top[0], top)
+            step = self._step(chart.word, chart.form.promotion, outside.top[0], top, words=True)
             cell, under = (base.unsqueeze(2) + step).max(1)
             cell = cell + self._node(top)
         self.under.append(under + self.inner)
@@ -138,10 +171,10 @@ class SymbolChart:
             return torch.zeros_like(top)
         return top.abs() * self.symbols.real.narrow(0, 0, self.inner)
 
-    def _step(self, below: Tensor, closure: Tensor, above: Tensor, top: Tensor) -> Tensor:
+    def _step(self, below: Tensor, closure: Tensor, above: Tensor, top: Tensor, words: bool = False) -> Tensor:
         """The worth of each way from a bottom symbol to a top symbol, [cells, below, above]."""
         parts = [
-            self.symbols.joint(one.unsqueeze(2) * closure * two.unsqueeze(1))
+            self.symbols.joint(one.unsqueeze(2) * closure * two.unsqueeze(1), words)
             for one, two in zip(*(x.split(max(1, CHUNK // closure.numel())) for x in (below, above)), strict=True)
         ]
         posterior = torch.cat(parts)
@@ -237,11 +270,11 @@ class SymbolMap:
         """[..., preterminal states] -> [..., preterminals]"""
         return values if self.plain else values @ self._tags
 
-    def joint(self, values: Tensor) -> Tensor:
-        """[..., states below, interminal states above] -> [..., symbols below, interminals above]"""
+    def joint(self, values: Tensor, words: bool) -> Tensor:
+        """[..., states below (of words, or of phrases), interminal states above] -> symbols"""
         if self.plain:
             return values
-        below = self._phrases if values.shape[-2] == len(self._phrases) else self._tags
+        below = self._tags if words else self._phrases
         return below.T @ values @ self._phrases
 
 
@@ -258,7 +291,7 @@ def _through_rules(chart: Chart) -> tuple[Chart, RuleTensors]:
         return chart, chart.form
     source = chart.form.source
     if source is None:
-        raise InputError("this Kruskal form has no list of rules to score: decode it with recall's free form.")
+        raise InputError("this Kruskal form has no list of rules to score: decode it with free-recall.")
     return chart.seen_through(source), source
 
 

@@ -6,7 +6,7 @@ For all spans of one width at once (cells = spans x sentences, as one dimension)
     project   a finished cell -> the lanes under which it serves as a left and as a right child
     terms     left and right lanes -> what each term brings to the parent, combined over the splits
     lift      the sum of the terms -> parent cell
-    anchored  the posterior of each skeletal rule at each split (a method of the terms)
+    anchored  the posterior of each skeletal rule at each split (of the blocks of `RuleTensors`)
 
 and `inside.py` drives them. States are numbered interminals first, and cells wider than a word hold those
 only. A preterminal child is one word, so its rules are contracted with the word once: in the chart they

@@ -9,7 +9,8 @@ children another. A cell is a row of mantissas with an exponent of two; exponent
 derivative, since any choice of them stands for the same number.
 
 The backward pass recomputes each width instead of keeping its products: memory is O(n^2) cells for every form
-and every arithmetic, and a form needs no derivative of its own.
+and every arithmetic. In ordinary arithmetic terms bring their derivative along (`undo`); in the others autograd
+finds it.
 """
 
 from collections.abc import Callable, Sequence

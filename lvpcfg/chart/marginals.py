@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lvpcfg.chart.algebra import SUM
+from lvpcfg.chart.forms import AFTER, INNER, RuleTensors
 from lvpcfg.chart.inside import Allowed, AnyRules
-from lvpcfg.chart.partition import Problem, Solution, solve_outside
+from lvpcfg.chart.partition import LOGARITHMIC, Problem, Solution, solve_outside
+from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 
 
@@ -50,6 +53,33 @@ def collect(solutions: Sequence[Solution], dtype: torch.dtype) -> Marginals:
     parts = [_posteriors(solution) for solution in solutions]
     log_z, sign, top, bottom = (torch.cat(list(part)).index_select(0, order) for part in zip(*parts, strict=True))
     return Marginals(log_z, sign, top.to(dtype), bottom.to(dtype))
+
+
+def anchored(form: RuleTensors, leaf: Tensor, width: int, rules: int) -> Tensor:
+    """Posteriors of skeletal rules, [batch, first word, split, rules], of the spans of one width.
+
+    sum over states of O(a, i, j) T I(b, i, k) I(c, k + 1, j) / Z, where split k is the number of words on the left,
+    less one. (Petrov & Klein 2007.)
+    """
+    batch, starts = leaf.shape[1], leaf.shape[0] - width + 1
+    found = leaf.new_zeros(rules, starts, batch, width - 1)
+    with torch.no_grad():
+        for solution in solve_outside(Problem(form, leaf), torch.ones(batch, dtype=torch.float64, device=leaf.device)):
+            chart, outside = solution.chart, solution.outside
+            assert outside is not None
+            if solution.level == LOGARITHMIC:
+                raise InputError("posteriors of rules are not available for sentences that need log-sum-exp.")
+            beta = form.pad(SUM, SUM.unscale(outside.bottom[width - 1], chart.shift[width - 1]))
+            for term in form.terms(width):
+                block = form.blocks[term]
+                first = {INNER: form.narrowest - 1, AFTER: width - 2}.get(block.kind, 0)
+                values = block.anchored(beta, *chart.operands(term, width), chart.form.weights[term])
+                values = values.unflatten(1, (starts, -1)).to(leaf.dtype)
+                for split in range(values.shape[-1]):
+                    place = found.select(-1, first + split).index_select(0, block.rules)
+                    place.index_add_(2, solution.sentences, values.select(-1, split))
+                    found.select(-1, first + split).index_copy_(0, block.rules, place)
+    return found.permute(2, 1, 3, 0)
 
 
 def _posteriors(solution: Solution) -> tuple[Tensor, Tensor, Tensor, Tensor]:

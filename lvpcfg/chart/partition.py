@@ -33,7 +33,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is asked: a form in ordinary numbers, the words, and perhaps a gradient for log Z."""
+    """What is asked: the sentences of a batch under a form in ordinary numbers."""
 
     form: AnyRules
     leaf: Tensor  # [length, batch, preterminal states]
@@ -217,14 +217,12 @@ class _NotTwice(torch.autograd.Function):
         )
 
 
-def total(
-    form: AnyRules, leaf: Tensor, algebra: Algebra, lengths: Tensor | None = None, allowed: Allowed | None = None
-) -> Tensor:
+def total(form: AnyRules, leaf: Tensor, algebra: Algebra, lengths: Tensor | None = None) -> Tensor:
     """What a sentence comes to in another algebra, [(parts,) batch]; differentiable once.
 
     The tensors of the form and `leaf` are values of that algebra.
     """
-    value: Tensor = _Total.apply(form, algebra, lengths, allowed, leaf, *form.tensors)
+    value: Tensor = _Total.apply(form, algebra, lengths, leaf, *form.tensors)
     return value
 
 
@@ -235,16 +233,15 @@ class _Total(torch.autograd.Function):
         form: AnyRules,
         algebra: Algebra,
         lengths: Tensor | None,
-        allowed: Allowed | None,
         leaf: Tensor,
         *tensors: Tensor,
     ) -> Tensor:
         form = form.with_tensors([tensor.detach() for tensor in tensors])
-        ctx.chart = Chart(form, leaf.detach(), algebra, lengths, allowed)
+        ctx.chart = Chart(form, leaf.detach(), algebra, lengths)
         return ctx.chart.log_z.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         outside = Outside(ctx.chart, gradient, parameters=True)
-        return (None, None, None, None, outside.leaf, *outside.tensors)
+        return (None, None, None, outside.leaf, *outside.tensors)

@@ -61,6 +61,8 @@ def _run(options: DictConfig) -> float | None:
         torch.set_num_threads(settings.threads)
         JOBS[settings.job](settings, run)
         run.finish()
+    except BrokenPipeError:
+        raise
     except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
         sys.exit(f"lvpcfg: {error}")
     return run.result.get("f1")

@@ -1,44 +1,54 @@
 """job=parse: sentences, one a line -> trees, one a line, in the same order."""
 
 import io
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import BinaryIO, TextIO
 
 from tqdm import tqdm
 
-from lvpcfg.errors import InputError
+from lvpcfg.errors import InputError, show
 from lvpcfg.files import read_text, writing
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
 from lvpcfg.parser import Parser
 from lvpcfg.trees.brackets import ESCAPED, format_tree
 
-CHUNK = 2048  # sentences that are sorted by length and parsed together
+SPACE = re.compile(r"[ \t\f\v]+")  # as between the words of trees; other white space may be part of a word
+FIRST, CHUNK = 64, 2048  # sentences that are sorted by length, parsed and written together, at first and later on
 
 
 def run(config: Config, run: Run) -> None:
     parser = make_parser(config)
     lines = _lines(config.input)
-    begin, done = time.perf_counter(), 0
+    _keep_apart(config.input, config.output)
+    begin, size = time.perf_counter(), 1 if config.input is None and sys.stdin.isatty() else FIRST
     total = len(lines) if isinstance(lines, list) else None
     with (
         _output(config.output) as output,
         tqdm(total=total, unit=" sentences", disable=None, desc="parsing", file=sys.stderr) as bar,
     ):
         rest = iter(lines)
-        while chunk := list(islice(rest, CHUNK)):
-            for tree in _trees(parser, chunk, bar.update):
-                output.write(tree + "\n")
-            output.flush()
-            done += len(chunk)
-    run.result["sentences"] = done
-    report(parser, done / (time.perf_counter() - begin), run)
+        while chunk := list(islice(rest, size)):
+            text = "".join(tree + "\n" for tree in _trees(parser, chunk, bar.update))
+            with nullcontext() if config.output is None else writing(config.output):
+                output.write(text)
+                output.flush()
+            size = min(CHUNK, 2 * size) if size > 1 else 1
+    run.result["sentences"] = parser.counts.sentences
+    report(parser, parser.counts.sentences / (time.perf_counter() - begin), run)
     if config.output is not None:
         run.say(f"The trees are in {config.output}.")
+
+
+def _keep_apart(source: str | None, target: str | None) -> None:
+    if source is not None and target is not None and os.path.exists(target) and os.path.samefile(source, target):
+        raise InputError(f"input and output are the same file, {show(target, 200)}: its sentences would be lost.")
 
 
 def make_parser(config: Config) -> Parser:
@@ -49,7 +59,7 @@ def make_parser(config: Config) -> Parser:
 
 def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
     """A tree for each line, and an empty line for an empty one."""
-    sentences = [line.translate(ESCAPED).split() for line in lines]
+    sentences = [[word for word in SPACE.split(line.translate(ESCAPED)) if word] for line in lines]
     trees = iter(parser.parse_sents([words for words in sentences if words], update=update))
     update(sum(not words for words in sentences))
     return (format_tree(next(trees)) if words else "" for words in sentences)
@@ -57,7 +67,8 @@ def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) ->
 
 def _lines(path: str | None) -> Iterable[str]:
     if path is not None:
-        return read_text(path).removesuffix("\n").split("\n")  # and at no other line ends that Unicode has
+        text = read_text(path)
+        return text.removesuffix("\n").split("\n") if text else []  # at no other line ends that Unicode has
     if sys.stdin.isatty():
         print("lvpcfg: reading sentences from the terminal, one a line; Ctrl-D ends.", file=sys.stderr)
     return _decoded(sys.stdin.buffer)
