@@ -1,6 +1,7 @@
 """Grammars and tensors -> forms."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Block, Kruskal, Rule
 from lvpcfg.grammar.grammar import Grammar
 
 SIZES = torch.tensor([1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256])
+KINDS = (INNER, AFTER, BEFORE, WORDS)  # by whether the left and the right child are words
 LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
 
 
@@ -45,7 +47,7 @@ def exact(grammar: Grammar) -> RuleTensors:
     blocks = []
     for key in keys.unique(dim=0):
         number, x, y, z = key.tolist()
-        kind = (INNER, AFTER, BEFORE, WORDS)[number]
+        kind = KINDS[number]
         group = (keys == key).all(1).nonzero().squeeze(1)
         group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
         lanes = y * z if kind in (INNER, WORDS) else x * max(y, z)
@@ -126,18 +128,41 @@ def unary_matrix(grammar: Grammar) -> Tensor:
 
 def dense(root: Tensor, rules: Tensor) -> RuleTensors:
     """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
-    inner, states, _ = rules.shape
-    sizes = [inner, states - inner]
+    inner = len(rules)
     none = torch.zeros(1, dtype=torch.int64, device=rules.device)
-    blocks, weights = [], []
-    # `split` rather than `narrow`: its derivative is one concatenation.
-    for left, half in enumerate(rules.split(sizes, 1)):
-        for right, part in enumerate(half.split(sizes, 2)):
-            kind = (INNER, AFTER, BEFORE, WORDS)[2 * left + right]
-            blocks.append(Block(kind, (inner, *part.shape[1:]), none, None, None, None, None, None, None))
-            order = {BEFORE: (1, 0, 2), AFTER: (2, 0, 1)}.get(kind, (0, 1, 2))
-            weights.append(part.permute(order).flatten(1).unsqueeze(0))
-    return RuleTensors(root, None, None, tuple(weights), inner, tuple(blocks), padded=False)
+    blocks = tuple(
+        Block(kind, (inner, *part.shape[1:]), none, None, None, None, None, None, None)
+        for kind, part in zip(KINDS, _quarters(rules, inner), strict=True)
+    )
+    weights: tuple[Tensor, ...] = _Dense.apply(rules, inner)
+    return RuleTensors(root, None, None, weights, inner, blocks, padded=False)
+
+
+def _quarters(rules: Tensor, inner: int) -> list[Tensor]:
+    """[x, y, z] for each of KINDS."""
+    sizes = [inner, rules.shape[1] - inner]
+    return [part for half in rules.split(sizes, 1) for part in half.split(sizes, 2)]
+
+
+class _Dense(torch.autograd.Function):
+    """The weights of the blocks of a dense tensor. Autograd's own way would copy the whole tensor many times."""
+
+    ORDERS = ((0, 1, 2), (2, 0, 1), (1, 0, 2), (0, 1, 2))
+
+    @staticmethod
+    def forward(ctx: Any, rules: Tensor, inner: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.inner = rules.shape, inner
+        parts = zip(_quarters(rules, inner), _Dense.ORDERS, strict=True)
+        return tuple(part.permute(order).reshape(1, part.shape[order[0]], -1) for part, order in parts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        rules = gradients[0].new_empty(ctx.shape)
+        for part, order, gradient in zip(_quarters(rules, ctx.inner), _Dense.ORDERS, gradients, strict=True):
+            ordered = part.permute(order)
+            ordered.copy_(gradient.view(ordered.shape))
+        return rules, None
 
 
 def kruskal(root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None) -> Kruskal:

@@ -192,7 +192,7 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
 
 def _finite(gradient: Tensor | None, tensor: Tensor) -> Tensor | None:
     """Without the infinite derivatives of entries that are zero: what counts is their product, 0."""
-    if gradient is None or bool(gradient.isfinite().all()):
+    if gradient is None or bool(gradient.sum().isfinite()):
         return gradient
     return torch.where((tensor == 0) & ~gradient.isfinite(), 0, gradient)
 
