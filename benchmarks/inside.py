@@ -32,7 +32,7 @@ from torch_struct import SentCFG as PeerCFG
 from lvpcfg import debinarise, evaluate, normalise, read_trees
 from lvpcfg.chart.build import dense, exact, kruskal
 from lvpcfg.chart.decode import PRODUCT, SymbolChart, SymbolMap
-from lvpcfg.chart.inside import Outside
+from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import Problem, log_partition, solve
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.lexicon import LexicalTable

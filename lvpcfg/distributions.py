@@ -19,8 +19,9 @@ from lvpcfg.chart.algebra import MAX, Expectation, KBest, Log, Sample, require_n
 from lvpcfg.chart.build import dense, exact
 from lvpcfg.chart.decode import Derivation, Node, Skeletal, derivations, only
 from lvpcfg.chart.forms import Kruskal
-from lvpcfg.chart.inside import AnyRules, Chart, Outside
+from lvpcfg.chart.inside import AnyRules, Chart
 from lvpcfg.chart.marginals import Marginals, marginals
+from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import log_partition, total
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.model import Model
@@ -107,8 +108,7 @@ class TreeDistribution:
             raise InputError("kl needs two grammars of the same form over the same sentences.")
         if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
             raise InputError("kl is infinite: the other grammar has zeros where this one has none.")
-        ratios = [safe_log(p) - torch.where(p > 0, safe_log(q), -torch.inf) for p, q in zip(mine, others, strict=True)]
-        ratios = [torch.where(p > 0, ratio, 0) for p, ratio in zip(mine, ratios, strict=True)]
+        ratios = [torch.where(p > 0, safe_log(p) - safe_log(q), 0) for p, q in zip(mine, others, strict=True)]
         log_z, expected = self._expected("kl", ratios)
         other_log_z, _ = log_partition(other.form, other.leaf, other.lengths)
         return torch.where(log_z > -torch.inf, expected - log_z + other_log_z, 0)
@@ -202,7 +202,7 @@ class SentCFG(TreeDistribution):
             raise InputError(f"rules have the shape {tuple(rules.shape)}: expected {expected}.")
         # Every tree of n words has n - 1 binary rules, so a factor of all rules is a factor of all trees.
         word, rule, root = _largest(terms, -1), _largest(rules.flatten(), -1), _largest(roots, -1)
-        sizes = torch.full((batch,), length, device=terms.device) if lengths is None else lengths
+        sizes = torch.as_tensor([length] * batch if lengths is None else lengths, device=terms.device)
         within = torch.arange(length, device=terms.device) < sizes.unsqueeze(1)
         constant = (word.squeeze(-1) * within).sum(1) + (sizes - 1) * rule + root
         parts = [terms - word, rules - rule, roots - root]
@@ -233,9 +233,8 @@ class ModelTrees(TreeDistribution):
         device = grammar.root.device
         leaf = grammar.lexical.lookup(torch.tensor(entries, device=device)).transpose(0, 1)
         lengths = torch.tensor([len(words) for words in sentences], device=device)
-        symbol = torch.repeat_interleave(grammar.states, output_size=len(grammar.root)).tolist()
         self.model, mixed = model, bool((lengths != longest).any())
-        super().__init__(exact(grammar), leaf, lengths if mixed else None, symbol)
+        super().__init__(exact(grammar), leaf, lengths if mixed else None, grammar.symbol_of_state.tolist())
 
     def skeletal(self, tree: Tree) -> Skeletal:
         """A treebank tree as the skeletal tree that this model gives a probability to."""

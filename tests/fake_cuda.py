@@ -9,7 +9,7 @@ from cases import FORMS
 from test_placement import Placed, tensors_in
 from torch import Tensor
 
-from lvpcfg.chart import inside
+from lvpcfg.chart import outside
 
 DEVICE = "cuda:0"
 
@@ -33,7 +33,7 @@ def backward(function, inputs, gradients, wanted):
 
 def main() -> None:
     Tensor.contiguous, Tensor.copy_ = contiguous, copy_
-    inside._backward = backward
+    outside._backward = backward
     for name in FORMS:
         made = Placed(name, fake=True, device=DEVICE).run()
         devices = {str(tensor.device) for one in made for tensor in tensors_in(one)}

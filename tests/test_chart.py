@@ -33,8 +33,9 @@ from lvpcfg.chart.decode import (
     free_recall,
 )
 from lvpcfg.chart.forms import Block
-from lvpcfg.chart.inside import Allowed, Chart, Outside
+from lvpcfg.chart.inside import Allowed, Chart
 from lvpcfg.chart.marginals import anchored, by_symbol, marginals
+from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import (
     LOGARITHMIC,
     NARROW,

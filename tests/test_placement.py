@@ -19,7 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, SymbolChart, SymbolMap
-from lvpcfg.chart.inside import Chart, Outside
+from lvpcfg.chart.inside import Chart
+from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import log_partition
 
 LENGTH, BATCH = 5, 2
@@ -41,7 +42,6 @@ def moved_symbols(case: Case, like: Tensor, move: Callable[[Tensor], Tensor]) ->
     for name, value in vars(symbols).items():
         if isinstance(value, Tensor):
             setattr(symbols, name, move(value))
-    symbols.grammar = None  # its tensors are not moved, so that whoever uses it fails
     return symbols
 
 

@@ -142,13 +142,9 @@ class Log:
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-        x, y = x.expand(*shape, *x.shape[-2:]), y.expand(*shape, *y.shape[-2:])
-        product: Tensor = _Matmul.apply(x.flatten(0, -3), y.flatten(0, -3), self) if shape else self._flat(x, y)
+        flat = [z.expand(*shape, *z.shape[-2:]).reshape(math.prod(shape), *z.shape[-2:]) for z in (x, y)]
+        product: Tensor = _Matmul.apply(*flat, self)
         return product.reshape(*shape, *product.shape[-2:])
-
-    def _flat(self, x: Tensor, y: Tensor) -> Tensor:
-        product: Tensor = _Matmul.apply(x.unsqueeze(0), y.unsqueeze(0), self)
-        return product.squeeze(0)
 
     def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         return self.sum((x + y).transpose(-1, -2))

@@ -9,7 +9,7 @@ from torch import Tensor
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Block, Kruskal, RuleTensors
 from lvpcfg.grammar.grammar import Grammar
 
-SIZES = torch.tensor([1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256])
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 KINDS = (INNER, AFTER, BEFORE, WORDS)  # by whether the left and the right child are words
 LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
 
@@ -87,7 +87,8 @@ def with_parameters(form: RuleTensors, grammar: Grammar) -> RuleTensors:
 
 def _rounded(m: Tensor) -> Tensor:
     """Up to the next of SIZES, if there is one."""
-    return torch.where(m <= SIZES[-1], SIZES[torch.searchsorted(SIZES, m).clamp_max(len(SIZES) - 1)], m)
+    sizes = torch.tensor(SIZES)
+    return torch.where(m <= sizes[-1], sizes[torch.searchsorted(sizes, m).clamp_max(len(sizes) - 1)], m)
 
 
 def _sources(target: Tensor, size: int) -> Tensor:

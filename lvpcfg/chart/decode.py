@@ -19,12 +19,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, RuleTensors, select
-from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside, Spans
+from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Spans
+from lvpcfg.chart.outside import Outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.binarise import INTERMEDIATE
@@ -128,7 +130,7 @@ class SymbolChart:
     def _fill(self, width: int) -> None:
         chart, form, outside = self.chart, self.form, self.outside
         bottom = self.symbols.phrases(chart.bottom[width - 1] * outside.bottom[width - 1])
-        beta = form.pad(SUM, outside.bottom[width - 1] * torch.exp2(-chart.shift[width - 1]))
+        beta = form.pad(SUM, SUM.unscale(outside.bottom[width - 1], chart.shift[width - 1]))
         values, splits, rules = [], [], []
         for term in form.terms(width):
             block = form.blocks[term]
@@ -226,7 +228,7 @@ class SymbolChart:
 
     def skeletons(self) -> list[Skeleton | None]:
         """The best tree of each sentence, or None where there is none."""
-        rule, split, under = ([part.cpu().numpy() for part in parts] for parts in (self.rule, self.split, self.under))
+        rule, split, under = _fetched(self.rule, 1), _fetched(self.split, 1), _fetched(self.under, 0)
         rules, inner, batch = self.symbols.rules.cpu().numpy(), self.inner, self.batch
         found: list[Skeleton | None] = []
         for sentence, (worth, root) in enumerate(zip(self.worth.tolist(), self.root.tolist(), strict=True)):
@@ -246,15 +248,22 @@ class SymbolChart:
         return found
 
 
+def _fetched(parts: Sequence[Tensor], dimension: int) -> list["np.ndarray"]:
+    """What was found for each width, in one copy from the device."""
+    if not parts:
+        return []
+    sizes = [part.shape[dimension] for part in parts]
+    return [part.numpy() for part in torch.cat(list(parts), dimension).cpu().split(sizes, dimension)]
+
+
 class SymbolMap:
     """Which symbol each state belongs to, for sums over states."""
 
     def __init__(self, grammar: Grammar, like: Tensor) -> None:
-        self.grammar, self.rules = grammar, grammar.binary_rules
+        self.rules = grammar.binary_rules
         self.inner = len(grammar.symbols.interminals)
-        symbol = torch.repeat_interleave(grammar.states, output_size=len(grammar.root))
-        self.symbol_of_state: list[int] = symbol.tolist()
-        member = torch.nn.functional.one_hot(symbol, len(grammar.symbols)).to(like.dtype)
+        self.symbol_of_state: list[int] = grammar.symbol_of_state.tolist()
+        member = torch.nn.functional.one_hot(grammar.symbol_of_state, len(grammar.symbols)).to(like.dtype)
         states = int(grammar.first_state[self.inner])
         self.plain = bool((grammar.states == 1).all())
         self._phrases = member[:states, : self.inner].contiguous()
@@ -302,9 +311,7 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
     """
     n, batch, inner = chart.length, chart.batch, symbols.inner
     best = Spans.made(chart.word.new_empty, n, batch, 1, 1)
-    tops: list[list[int]] = []
-    bottoms: list[list[int]] = []
-    splits: list[list[int]] = []
+    found_tops, found_bottoms, found_splits = [], [], []
     for width in range(1, n + 1):
         top = symbols.phrases(chart.top[width - 1] * outside.top[width - 1]).abs()
         bottom = symbols.phrases(chart.bottom[width - 1] * outside.bottom[width - 1]).abs()
@@ -316,10 +323,11 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
             left, right = best.children(width, 1)
             value, narrower = (left + right).squeeze(2).max(1, keepdim=True)
             score = score + value
-            splits.append((narrower.squeeze(1) + 1).tolist())
+            found_splits.append(narrower.squeeze(1) + 1)
         best.write(width, score, score)
-        tops.append(top.argmax(1).tolist())
-        bottoms.append((bottom.argmax(1) + (inner if width == 1 else 0)).tolist())
+        found_tops.append(top.argmax(1))
+        found_bottoms.append(bottom.argmax(1) + (inner if width == 1 else 0))
+    tops, bottoms, splits = (_fetched(parts, 0) for parts in (found_tops, found_bottoms, found_splits))
     found: list[Skeleton | None] = []
     for sentence in range(batch):
         nodes: Skeleton = []
@@ -327,8 +335,8 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
         while waiting:
             start, width = waiting.pop()
             cell = start * batch + sentence
-            split = splits[width - 2][cell] if width > 1 else 0
-            label, below = tops[width - 1][cell], bottoms[width - 1][cell]
+            split = int(splits[width - 2][cell]) if width > 1 else 0
+            label, below = int(tops[width - 1][cell]), int(bottoms[width - 1][cell])
             if label >= inner or chart.form.closure is None:
                 below = label
             nodes.append(Node(start, width, label, below, split))

@@ -34,9 +34,8 @@ class Marginals:
 
 def by_symbol(values: Tensor, grammar: Grammar) -> Tensor:
     """[..., states] -> [..., symbols], summed."""
-    states = grammar.states.to(values.device)
-    symbol = torch.repeat_interleave(states, output_size=values.shape[-1])
-    return values.new_zeros(*values.shape[:-1], len(states)).index_add(-1, symbol, values)
+    symbol = grammar.symbol_of_state.to(values.device)
+    return values.new_zeros(*values.shape[:-1], len(grammar.symbols)).index_add(-1, symbol, values)
 
 
 def marginals(form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None) -> Marginals:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import LOG, SUM
 from lvpcfg.chart.forms import Algebra
-from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Outside
+from lvpcfg.chart.inside import Allowed, AnyRules, Chart
+from lvpcfg.chart.outside import Outside
 
 TABLES = 1 << 27  # bytes
 NARROW, WIDE, LOGARITHMIC = "mantissas", "float64", "log-sum-exp"

@@ -27,8 +27,7 @@ class Chains:
     @staticmethod
     def of_symbols(grammar: Grammar) -> "Chains":
         """A rule between symbols is worth its mean over the states of the parent."""
-        symbol = torch.repeat_interleave(grammar.states, output_size=len(grammar.root))
-        member = torch.nn.functional.one_hot(symbol, len(grammar.symbols)).to(grammar.root.dtype)
+        member = torch.nn.functional.one_hot(grammar.symbol_of_state, len(grammar.symbols)).to(grammar.root.dtype)
         sums = member.T @ _square(grammar).clamp_min(0) @ member
         return Chains(safe_log(sums / grammar.states.unsqueeze(1)))
 

@@ -37,6 +37,11 @@ class Grammar:
         return _starts(self.states)
 
     @cached_property
+    def symbol_of_state(self) -> Tensor:
+        """[states of all symbols]"""
+        return torch.repeat_interleave(self.states, output_size=len(self.root))
+
+    @cached_property
     def binary_starts(self) -> Tensor:
         """[rules + 1]: where each T begins in `binary`."""
         return _starts(self.states[self.binary_rules].prod(1))
