@@ -33,7 +33,7 @@ from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_par
 from lvpcfg.chart.unary import Chains
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.files import PathLike
-from lvpcfg.grammar.expectations import expected_tags
+from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import debinarise
 from lvpcfg.trees.normalise import TOP
@@ -277,7 +277,7 @@ class Parser(ParserI):  # type: ignore[misc]
     @cached_property
     def _tag_frequency(self) -> Tensor:
         """[preterminal states]: how often each is expected in a tree of the grammar."""
-        return expected_tags(self._grammar)
+        return expected_states(self._grammar)[self._form.interminals :]
 
     def _weights(self, skeletons: list[Skeleton | None], leaf: Tensor) -> list[float]:
         """log p(tree, sentence) of each."""

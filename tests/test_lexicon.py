@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from nltk.tree import Tree
 
 from lvpcfg import InputError, build_treebank, corpus, register_signature
-from lvpcfg.estimate.count import tag_table
-from lvpcfg.trees.lexicon import LexicalTable, Lexicon, build_lexicon, emissions, smoothed_tags
+from lvpcfg.estimate.latent import observed_counts
+from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, build_lexicon, emissions
 from lvpcfg.trees.signatures import SIGNATURES, english, suffix
 
 
@@ -15,6 +15,19 @@ def treebank(*tagged):
     return build_treebank(
         [Tree("S", [Tree(tag, [word]) for word, tag in (item.split("/") for item in text.split())]) for text in tagged]
     )
+
+
+def tag_table(bank, lexicon, unseen):
+    """p(tag | entry) and p(entry) of a treebank."""
+    latent, counts = observed_counts(bank, lexicon, unseen)
+    return latent.pairs.tags(counts.lexical)
+
+
+def smoothed_tags(lexicon, entry, state, counts, states):
+    """The same from counts in any order, which may repeat."""
+    key, index = torch.unique(entry * states + state, return_inverse=True)
+    total = counts.new_zeros(len(key)).index_add(0, index, counts)
+    return LexicalPairs(lexicon, key // states, key % states, states).tags(total)
 
 
 def test_p_tag_given_word_by_hand():

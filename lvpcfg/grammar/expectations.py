@@ -6,17 +6,18 @@ from torch import Tensor
 from lvpcfg.grammar.grammar import Grammar
 
 
-def expected_tags(grammar: Grammar) -> Tensor:
-    """[preterminal states]: how often each occurs in a tree, v = root + M^T v; all alike where that tells nothing."""
+def expected_states(grammar: Grammar) -> Tensor:
+    """[states]: how often each occurs in a tree, v = root + M^T v; all alike where that tells nothing."""
     inner = int(grammar.first_state[len(grammar.symbols.interminals)])
     m = rewrites(grammar)  # [interminal states, states]
     identity = torch.eye(inner, dtype=m.dtype, device=m.device)
     root = grammar.root.detach().to(m.dtype)
     phrases, info = torch.linalg.solve_ex(identity - m[:, :inner].T, root[:inner])
     tags = root[inner:] + m[:, inner:].T @ phrases
-    if int(info) or not bool((tags.isfinite() & (tags >= 0)).all()) or not bool(tags.any()):
-        tags = torch.ones_like(tags)
-    return tags.to(grammar.root.dtype)
+    expected = torch.cat([phrases, tags])
+    if int(info) or not bool((expected.isfinite() & (expected >= 0)).all()) or not bool(tags.any()):
+        expected = torch.ones_like(expected)
+    return expected.to(grammar.root.dtype)
 
 
 def rewrites(grammar: Grammar) -> Tensor:

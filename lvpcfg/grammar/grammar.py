@@ -34,7 +34,7 @@ class Grammar:
     @cached_property
     def first_state(self) -> Tensor:
         """[symbols + 1]: where the states of each symbol begin among the states of all."""
-        return _starts(self.states)
+        return starts_of(self.states)
 
     @cached_property
     def symbol_of_state(self) -> Tensor:
@@ -44,12 +44,12 @@ class Grammar:
     @cached_property
     def binary_starts(self) -> Tensor:
         """[rules + 1]: where each T begins in `binary`."""
-        return _starts(self.states[self.binary_rules].prod(1))
+        return starts_of(self.states[self.binary_rules].prod(1))
 
     @cached_property
     def unary_starts(self) -> Tensor:
         """[rules + 1]: where each R begins in `unary`."""
-        return _starts(self.states[self.unary_rules].prod(1))
+        return starts_of(self.states[self.unary_rules].prod(1))
 
     def binary_tensor(self, rule: int) -> Tensor:
         """T of one rule, [m_a, m_b, m_c], a view."""
@@ -68,11 +68,11 @@ class Grammar:
             (self.binary_rules, self.binary_starts, self.binary),
             (self.unary_rules, self.unary_starts, self.unary),
         ):
-            sums = sums.index_add(0, self._parent_states(rules[:, 0], starts, len(values)), values)
+            sums = sums.index_add(0, self.parent_states(rules[:, 0], starts, len(values)), values)
         lexical = self.lexical.column_sums()  # preterminals are numbered last
         return sums + torch.nn.functional.pad(lexical, (len(sums) - len(lexical), 0))
 
-    def _parent_states(self, parents: Tensor, starts: Tensor, size: int) -> Tensor:
+    def parent_states(self, parents: Tensor, starts: Tensor, size: int) -> Tensor:
         """[size]: for each number of the end-to-end blocks, the (a, h) it is a probability of."""
         sizes = starts[1:] - starts[:-1]
         rule = torch.repeat_interleave(sizes, output_size=size)
@@ -105,5 +105,5 @@ class Grammar:
         )
 
 
-def _starts(sizes: Tensor) -> Tensor:
+def starts_of(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])

@@ -13,6 +13,7 @@ treebank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -121,39 +122,48 @@ def build_lexicon(treebank: Treebank, signature: str = "english") -> tuple[Lexic
     return lexicon, UnseenSample(node, torch.tensor(entry, dtype=torch.int64))
 
 
-def smoothed_tags(
-    lexicon: Lexicon, entry: Tensor, state: Tensor, count: Tensor, states: int
-) -> tuple[LexicalTable, Tensor]:
-    """p(state | entry) and p(entry), from (expected) counts c(state, entry) of words and of classes.
+@dataclass(frozen=True, eq=False)
+class LexicalPairs:
+    """Which states go with which entry: the layout of (expected) counts c(state, entry), entry by entry."""
 
-    `entry`, `state` and `count` are parallel; pairs may repeat. The counts of the classes are
-    those of the unseen sample, and u(s) is their relative frequency.
-    """
-    key, index = torch.unique(entry * states + state, return_inverse=True)
-    value = count.new_zeros(len(key)).index_add(0, index, count)
-    entry, state = key // states, key % states
-    total = count.new_zeros(len(lexicon)).index_add(0, entry, value)  # c(x)
+    lexicon: Lexicon
+    entry: Tensor  # [values]: ascending
+    state: Tensor  # [values]: ascending within an entry
+    states: int  # of all preterminals
 
-    is_class = torch.arange(len(lexicon), device=entry.device) >= len(lexicon.words)
-    sampled = is_class[entry] if bool((total[is_class] > 0).any()) else torch.ones_like(entry, dtype=torch.bool)
-    unseen = count.new_zeros(states).index_add(0, state[sampled], value[sampled])
-    unseen = unseen / unseen.sum()
+    def tags(self, count: Tensor) -> tuple[LexicalTable, Tensor]:
+        """The smoothed p(state | entry) and p(entry), from counts of words and of classes.
 
-    added = torch.full_like(total, RARE_WEIGHT)  # k
-    added[total.round() > RARE] = COMMON_WEIGHT  # expected counts of one word add up to a whole number
-    added[is_class] = UNKNOWN_WEIGHT
-    row = torch.searchsorted(entry, torch.arange(len(lexicon) + 1, device=entry.device))
-    table = LexicalTable(
-        row=row,
-        state=state,
-        value=value / (total + added)[entry],
-        weight=added / (total + added),
-        backoff=unseen,
-        widest=int((row[1:] - row[:-1]).max()),
-    )
-    prior = total.clone()
-    prior[-1] = UNKNOWN_WEIGHT
-    return table, prior / prior.sum()
+        The counts of the classes are those of the unseen sample, and u(s) is their relative frequency.
+        """
+        total = count.new_zeros(len(self.lexicon)).index_add(0, self.entry, count)  # c(x)
+        is_class = torch.arange(len(self.lexicon), device=count.device) >= len(self.lexicon.words)
+        sampled = is_class[self.entry].to(count.dtype) if bool((total[is_class] > 0).any()) else 1
+        unseen = count.new_zeros(self.states).index_add(0, self.state, count * sampled)
+
+        added = torch.full_like(total, RARE_WEIGHT)  # k
+        added[total.round() > RARE] = COMMON_WEIGHT  # expected counts of one word add up to a whole number
+        added[is_class] = UNKNOWN_WEIGHT
+        table = LexicalTable(
+            row=self.row,
+            state=self.state,
+            value=count / (total + added)[self.entry],
+            weight=added / (total + added),
+            backoff=unseen / unseen.sum(),
+            widest=self.widest,
+        )
+        prior = total.clone()
+        prior[-1] = UNKNOWN_WEIGHT
+        return table, prior / prior.sum()
+
+    @cached_property
+    def row(self) -> Tensor:
+        """[entries + 1]: where the values of each entry begin."""
+        return torch.searchsorted(self.entry, torch.arange(len(self.lexicon) + 1, device=self.entry.device))
+
+    @cached_property
+    def widest(self) -> int:
+        return int((self.row[1:] - self.row[:-1]).max())
 
 
 def emissions(tags: LexicalTable, prior: Tensor) -> LexicalTable:

@@ -1,0 +1,309 @@
+"""Inside and outside on packed forests: lists of nodes, and of edges node -> left, right by a rule.
+
+    alpha(leaf) = Q^{a -> x},     alpha(node) = sum over its edges of T(alpha(left), alpha(right))
+    beta(top) = 1 / Z,            beta(left) += T_(1,3)(beta(node), alpha(right)), and so for the right
+
+The skeletal trees of a treebank are a forest in which each node has one edge (Matsuzaki et al. 2005: EM); what a
+coarse grammar leaves of a chart is another (Petrov & Klein 2007: coarse to fine). Sentences may differ in length.
+
+Edges of one level are computed together, as products of batches of matrices: the edges of one rule stand in tiles
+of one width, with the rule's tensor once a tile. The width is the mean number of edges a rule has there, so that
+neither the padding of tiles nor the tensors more than double. Rules are padded to a few shapes, as few as pay.
+
+A unary rule is a binary one whose right child is the constant 1, and the root distribution is the unary rules of
+a node on top, which has one state. Each node holds mantissas and an exponent, as the cells of a chart do.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BATCH = 250_000  # what another batch of edges costs, in multiplications
+CHUNK = 1 << 20  # numbers held by one step
+NOTHING = -1e9  # the exponent of a node without derivations
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Edges as parallel vectors. Children stand on lower levels than their parent; leaves on none.
+
+    Beyond the nodes 0 .. nodes - 1 there are two more: `nodes` is nothing, 0, and `nodes + 1` the constant 1, the
+    right child of unary rules.
+    """
+
+    nodes: int
+    level: Tensor  # [edges]
+    rule: Tensor
+    parent: Tensor
+    left: Tensor
+    right: Tensor
+    leaves: Tensor  # [leaves]: nodes
+    tops: Tensor  # [sentences]: nodes
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Edges of rules of one shape (x, y, z), in tiles of edges of one rule; places left empty lead to nothing."""
+
+    shape: int
+    rule: Tensor  # [tiles]: among those of the shape
+    edge: Tensor  # [tiles, width]
+    parent: Tensor
+    left: Tensor
+    right: Tensor
+
+    def parts(self, size: int) -> Iterator["Tiles"]:
+        """So many tiles at a time."""
+        if size >= len(self.rule):
+            yield self
+            return
+        columns = (self.rule, self.edge, self.parent, self.left, self.right)
+        for part in zip(*(column.split(size) for column in columns), strict=True):
+            yield Tiles(self.shape, *part)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    nodes: Tensor  # those that it computes
+    parent: Tensor  # [edges]
+    left: Tensor
+    right: Tensor
+    tiles: list[Tiles]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """alpha [nodes + 2, states] and the exponents [nodes + 2] it counts with; log Z of each sentence, float64."""
+
+    alpha: Tensor
+    exponent: Tensor
+    log_z: Tensor
+
+
+class Plan:
+    """How to compute a forest under rules of given sizes [rules, (x, y, z)]."""
+
+    def __init__(self, forest: Forest, sizes: Tensor) -> None:
+        self.forest, self.device = forest, forest.rule.device
+        self.widest = int(sizes.max())
+        size = sizes.cpu().numpy()
+        level, rule, *columns = (
+            column.cpu().numpy() for column in (forest.level, forest.rule, forest.parent, forest.left, forest.right)
+        )
+        columns = [np.append(column, forest.nodes) for column in columns]  # the edge past the last leads to nothing
+        self.shapes, shape_of = _shapes(size, rule, level)
+        within = np.zeros(len(size), dtype=np.int64)  # a rule's place among those of its shape
+        self.places, self.rules = [], []  # for each shape
+        starts = np.append(0, size.prod(1).cumsum())
+        self.size = int(starts[-1])
+        for i, shape in enumerate(self.shapes):
+            rules = np.flatnonzero(shape_of == i)
+            within[rules] = np.arange(len(rules))
+            self.rules.append(self._tensor(rules))
+            self.places.append(self._tensor(_places(size[rules], starts[rules], self.size, shape)))
+
+        def tiled(edges: np.ndarray) -> Tiles:
+            """Of edges sorted by rule."""
+            tile, slot, tile_rule, width = _tiled(rule[edges])
+            table = np.full((len(tile_rule), width), len(rule))
+            table[tile, slot] = edges
+            found = (within[tile_rule], table, *(column[table] for column in columns))
+            return Tiles(int(shape_of[tile_rule[0]]), *map(self._tensor, found))
+
+        def groups(order: np.ndarray, *keys: np.ndarray) -> list[np.ndarray]:
+            changes = np.zeros(max(0, len(order) - 1), dtype=bool)
+            for key in keys:
+                changes |= np.diff(key[order]) != 0
+            return [group for group in np.split(order, np.flatnonzero(changes) + 1) if len(group)]
+
+        shape = shape_of[rule]
+        self.levels = []
+        for edges in groups(np.lexsort((rule, shape, level)), level):
+            parent, left, right = (column[edges] for column in columns)
+            nodes = self._tensor(np.unique(parent))
+            tiles = [tiled(group) for group in groups(edges, shape)]
+            self.levels.append(Level(nodes, *map(self._tensor, (parent, left, right)), tiles))
+        self.by_rule = [tiled(group) for group in groups(np.lexsort((rule, shape)), shape)]
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def weights(self, rules: Tensor) -> list[Tensor]:
+        """The rule tensors of each shape, [rules, x, y * z], from all of them end to end."""
+        flat = torch.cat([rules, rules.new_zeros(1)])
+        return [flat.index_select(0, place.flatten()).view(place.shape) for place in self.places]
+
+    def flat(self, weights: list[Tensor]) -> Tensor:
+        """Backwards through `weights`."""
+        rules = weights[0].new_empty(self.size + 1)
+        for place, tensor in zip(self.places, weights, strict=True):
+            rules.index_copy_(0, place.flatten().long(), tensor.flatten())
+        return rules[:-1]
+
+    def inside(self, weights: list[Tensor], leaf: Tensor) -> Scores:
+        """`leaf` is [leaves, states]."""
+        forest = self.forest
+        alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
+        exponent = leaf.new_zeros(forest.nodes + 2)
+        alpha[-1, 0] = 1
+        alpha.narrow(1, 0, leaf.shape[1]).index_copy_(0, forest.leaves, leaf)
+
+        def normalise(nodes: Tensor, base: Tensor | None) -> None:
+            rows = alpha.index_select(0, nodes)
+            largest = rows.amax(1)
+            shift = largest.log2().floor().clamp_min(-100)
+            alpha.index_copy_(0, nodes, rows * torch.exp2(-shift).unsqueeze(1))
+            total = shift if base is None else shift + base.index_select(0, nodes)
+            exponent.index_copy_(0, nodes, torch.where(largest > 0, total, NOTHING))
+
+        normalise(forest.leaves, None)
+        for level in self.levels:
+            known = exponent.index_select(0, level.left) + exponent.index_select(0, level.right)
+            base = torch.full_like(exponent, 2 * NOTHING).scatter_reduce(0, level.parent, known, "amax")
+            for tiles in self._steps(level.tiles):
+                rows = self._rows(tiles, weights, alpha, exponent, base)
+                alpha.narrow(1, 0, rows.shape[-1]).index_add_(0, tiles.parent.flatten(), rows.flatten(0, 1))
+            alpha[-2] = 0
+            normalise(level.nodes, base)
+        top = alpha[forest.tops, 0].double().log() + math.log(2) * exponent[forest.tops].double()
+        return Scores(alpha, exponent, top)
+
+    def outside(self, weights: list[Tensor], scores: Scores, gradient: Tensor) -> Tensor:
+        """beta [nodes + 2, states]: the derivative of log Z, times `gradient` [sentences], by alpha."""
+        forest, alpha = self.forest, scores.alpha
+        beta = torch.zeros_like(alpha)
+        top = alpha[forest.tops, 0]
+        beta[forest.tops, 0] = torch.where(top > 0, gradient.to(alpha.dtype) / top, 0)
+        for level in reversed(self.levels):
+            for tiles in self._steps(level.tiles):
+                _, y, z = self.shapes[tiles.shape]
+                rows = self._gradients(tiles, beta, scores.exponent)
+                outer = torch.bmm(rows, weights[tiles.shape].index_select(0, tiles.rule)).view(-1, y, z)
+                left, right = (child.flatten(0, 1) for child in self._children(tiles, alpha))
+                into_left = torch.matmul(outer, right.unsqueeze(2)).squeeze(2)
+                beta.narrow(1, 0, y).index_add_(0, tiles.left.flatten(), into_left)
+                into_right = torch.matmul(left.unsqueeze(1), outer).squeeze(1)
+                beta.narrow(1, 0, z).index_add_(0, tiles.right.flatten(), into_right)
+        beta[-2:] = 0
+        return beta
+
+    def rule_gradients(self, scores: Scores, beta: Tensor) -> Tensor:
+        """d log Z / d rules, summed over all edges in float64."""
+        sums = [torch.zeros(place.shape, dtype=torch.float64, device=self.device) for place in self.places]
+        for tiles in self._steps(self.by_rule):
+            rows = self._gradients(tiles, beta, scores.exponent)
+            found = torch.bmm(rows.transpose(1, 2), self._outer(tiles, scores.alpha))
+            sums[tiles.shape].index_add_(0, tiles.rule, found.double())
+        return self.flat(sums)
+
+    def edge_posteriors(self, weights: list[Tensor], scores: Scores, beta: Tensor) -> Tensor:
+        """[edges]: sum over states of O(parent) T I(left) I(right) / Z."""
+        posterior = beta.new_zeros(len(self.forest.rule) + 1)
+        for tiles in self._steps(self.by_rule):
+            rows = torch.bmm(self._gradients(tiles, beta, scores.exponent), weights[tiles.shape].index_select(0, tiles.rule))
+            posterior.index_copy_(0, tiles.edge.flatten(), (rows * self._outer(tiles, scores.alpha)).sum(2).flatten())
+        return posterior[:-1]
+
+    def _steps(self, batches: Iterable[Tiles]) -> Iterator[Tiles]:
+        for tiles in batches:
+            x, y, z = self.shapes[tiles.shape]
+            yield from tiles.parts(max(1, CHUNK // (y * z * (x + tiles.edge.shape[1]))))
+
+    def _rows(self, tiles: Tiles, weights: list[Tensor], alpha: Tensor, exponent: Tensor, base: Tensor) -> Tensor:
+        """What each edge brings to its parent, [tiles, width, x], with the exponents `base`."""
+        tensor = weights[tiles.shape].index_select(0, tiles.rule)
+        rows = torch.bmm(self._outer(tiles, alpha), tensor.transpose(1, 2))
+        return rows * self._factor(tiles, exponent, base)
+
+    def _gradients(self, tiles: Tiles, beta: Tensor, exponent: Tensor) -> Tensor:
+        """Backwards through `_rows`, with the exponents that were found, [tiles, width, x]."""
+        rows = beta.index_select(0, tiles.parent.flatten())[:, : self.shapes[tiles.shape][0]]
+        return rows.view(*tiles.edge.shape, -1) * self._factor(tiles, exponent, exponent)
+
+    def _factor(self, tiles: Tiles, exponent: Tensor, base: Tensor) -> Tensor:
+        """[tiles, width, 1]: from the exponents of the children to that of the parent."""
+        return torch.exp2((exponent[tiles.left] + exponent[tiles.right] - base[tiles.parent]).clamp_max(120)).unsqueeze(2)
+
+    def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        _, y, z = self.shapes[tiles.shape]
+        left, right = (alpha.index_select(0, child.flatten()) for child in (tiles.left, tiles.right))
+        return left.view(*tiles.edge.shape, -1)[..., :y], right.view(*tiles.edge.shape, -1)[..., :z]
+
+    def _outer(self, tiles: Tiles, alpha: Tensor) -> Tensor:
+        left, right = self._children(tiles, alpha)
+        return (left.unsqueeze(3) * right.unsqueeze(2)).flatten(2)
+
+
+def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[list[Shape], np.ndarray]:
+    """A few shapes, and the one that each rule is padded to: two are joined where that costs less than a batch."""
+    rounded = np.minimum(2 ** np.ceil(np.log2(sizes)).astype(np.int64), sizes.max())
+    shapes, shape_of = np.unique(rounded, axis=0, return_inverse=True)
+    shape_of = shape_of.reshape(-1)
+    edges = np.bincount(shape_of[rule], minlength=len(shapes)).astype(np.float64)
+    levels = np.zeros((len(shapes), int(level.max(initial=0)) + 1), dtype=bool)
+    levels[shape_of[rule], level] = True
+    while len(shapes) > 1:
+        union = np.maximum(shapes[:, None], shapes[None])  # [shapes, shapes, 3]
+        cost = edges * shapes.prod(1)
+        padding = (edges[:, None] + edges[None]) * union.prod(2) - cost[:, None] - cost[None]
+        saved = BATCH * (levels[:, None] & levels[None]).sum(2)
+        gain = np.where(np.eye(len(shapes), dtype=bool), -np.inf, saved - padding)
+        i, j = sorted(np.unravel_index(gain.argmax(), gain.shape))
+        if gain[i, j] < 0:
+            break
+        shapes[i], edges[i], levels[i] = union[i, j], edges[i] + edges[j], levels[i] | levels[j]
+        shapes, edges, levels = (np.delete(array, j, 0) for array in (shapes, edges, levels))
+        shape_of = np.where(shape_of == j, i, shape_of - (shape_of > j))
+    return [(x, y, z) for x, y, z in shapes.tolist()], shape_of
+
+
+def _places(sizes: np.ndarray, starts: np.ndarray, beyond: int, shape: Shape) -> np.ndarray:
+    """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
+    x, y, z = np.meshgrid(*map(np.arange, shape), indexing="ij")
+    mx, my, mz = (sizes[:, i].reshape(-1, 1, 1, 1) for i in range(3))
+    place = starts.reshape(-1, 1, 1, 1) + (x * my + y) * mz + z
+    place = np.where((x < mx) & (y < my) & (z < mz), place, beyond)
+    return place.reshape(len(sizes), shape[0], -1).astype(np.int32 if beyond < 2**31 else np.int64)
+
+
+def _tiled(rule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """For edges sorted by rule the tile and the place in it of each, the rule of each tile, and the width."""
+    rules, first, counts = np.unique(rule, return_index=True, return_counts=True)
+    width = -(-len(rule) // len(rules))
+    tiles = -(-counts // width)
+    rank = np.arange(len(rule)) - np.repeat(first, counts)
+    tile = np.repeat(tiles.cumsum() - tiles, counts) + rank // width
+    return tile, rank % width, np.repeat(rules, tiles), width
+
+
+def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
+    """log Z of each sentence of a forest, float64; differentiable once.
+
+    `rules` are all rule tensors end to end, `leaf` [leaves, states] the Q of each leaf. Parameter times derivative is
+    the expected count.
+    """
+    total: Tensor = _LogLikelihood.apply(plan, rules, leaf)
+    return total
+
+
+class _LogLikelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
+        ctx.plan, ctx.weights = plan, plan.weights(rules)
+        ctx.scores = plan.inside(ctx.weights, leaf)
+        log_z: Tensor = ctx.scores.log_z
+        return log_z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        plan, scores, leaves = ctx.plan, ctx.scores, ctx.plan.forest.leaves
+        beta = plan.outside(ctx.weights, scores, gradient)
+        by_leaf = beta[leaves] * torch.exp2(-scores.exponent[leaves].clamp_min(-120)).unsqueeze(1)
+        return None, plan.rule_gradients(scores, beta), by_leaf

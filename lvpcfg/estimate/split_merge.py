@@ -1,0 +1,91 @@
+"""Splitting and merging latent states (Petrov et al. 2006).
+
+Each state is split in two, with a little noise; after EM the pairs of siblings that are worth least are merged
+again. With w the relative frequency of a state, merging i and j loses
+
+    sum over nodes  log[ 1 / (1 - I_i O_i - I_j O_j + ((w_i I_i + w_j I_j) / (w_i + w_j)) (O_i + O_j)) ]
+
+since sum_k I_k O_k = 1 at every node of an observed tree.
+"""
+
+import torch
+from torch import Tensor
+
+from lvpcfg.estimate.latent import Counts, Latent
+from lvpcfg.grammar.grammar import starts_of
+from lvpcfg.trees.normalise import TOP
+
+
+def split(latent: Latent, counts: Counts, noise: float, generator: torch.Generator) -> tuple[Latent, Counts]:
+    """Every state in two, but for those of the root."""
+    names = latent.treebank.symbols.names
+    twice = torch.tensor([1 if name == TOP else 2 for name in names])
+    new = latent.with_states(latent.states * twice)
+    rule, states = _coordinates(new)
+    factors = (new.sizes // latent.sizes)[rule]
+    rules = counts.rules[_places(latent, rule, states // factors)] / factors.prod(1)
+    symbol = torch.repeat_interleave(new.states)
+    state = torch.arange(len(symbol)) - new.first[symbol]
+    root = (counts.root / twice.repeat_interleave(latent.states))[latent.first[symbol] + state // twice[symbol]]
+    place = latent.pair_start[new.pair_of_value] + new.state_in_symbol // twice[latent.pair_tag][new.pair_of_value]
+    lexical = counts.lexical[place] / twice[latent.pair_tag][new.pair_of_value]
+
+    def disturbed(values: Tensor) -> Tensor:
+        return values * (1 + noise * (2 * torch.rand(len(values), generator=generator, dtype=values.dtype) - 1))
+
+    return new, Counts(root, rules, lexical).map(disturbed)
+
+
+def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
+    """[symbols, pairs]: what merging the states 2k and 2k + 1 of a symbol would lose; and which pairs there are."""
+    alpha, beta = latent.posteriors(latent.parameters(counts))
+    symbol = latent.treebank.symbol.to(latent.device)
+    alpha, beta = (torch.nn.functional.pad(tensor, (0, tensor.shape[1] % 2)) for tensor in (alpha, beta))
+    frequency = alpha.new_zeros(len(latent.states), alpha.shape[1], dtype=torch.float64)
+    frequency.index_add_(0, symbol, (alpha * beta).double())
+    w = (frequency / frequency.unflatten(1, (-1, 2)).sum(2).clamp_min(1e-300).repeat_interleave(2, 1)).to(alpha.dtype)
+    both = (alpha * beta).unflatten(1, (-1, 2)).sum(2)
+    merged = (w[symbol] * alpha).unflatten(1, (-1, 2)).sum(2) * beta.unflatten(1, (-1, 2)).sum(2)
+    loss = -torch.log((1 - both + merged).clamp_min(1e-30)).double()
+    losses = loss.new_zeros(len(latent.states), loss.shape[1]).index_add_(0, symbol, loss).cpu()
+    return losses, 2 * torch.arange(losses.shape[1]) + 1 < latent.states.unsqueeze(1)
+
+
+def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Counts, Tensor]:
+    """Merges this fraction of all pairs, those worth least; also the new state of each old one, within its symbol."""
+    losses, exists = merge_losses(latent, counts)
+    order = torch.where(exists, losses, torch.inf).flatten().argsort(stable=True)
+    chosen = torch.zeros(losses.numel(), dtype=torch.bool)
+    chosen[order[: int(fraction * int(exists.sum()))]] = True
+    merged = torch.zeros(len(losses), 2 * losses.shape[1], dtype=torch.int64)
+    merged[:, 1::2] = chosen.view_as(losses)  # the second of a pair moves to the first
+    number = torch.arange(merged.shape[1]) - merged.cumsum(1)  # [symbols, states]
+    new = latent.with_states(latent.states - chosen.view_as(losses).sum(1))
+
+    rule, states = _coordinates(latent)
+    symbols = latent.rules[rule].clamp_min(0)
+    states = torch.where(latent.rules[rule] < 0, 0, number[symbols, states])
+    rules = counts.rules.new_zeros(int(new.sizes.prod(1).sum())).index_add(0, _places(new, rule, states), counts.rules)
+    symbol = torch.repeat_interleave(latent.states)
+    state = number[symbol, torch.arange(len(symbol)) - latent.first[symbol]]
+    root = counts.root.new_zeros(int(new.first[-1])).index_add(0, new.first[symbol] + state, counts.root)
+    tag = latent.pair_tag[latent.pair_of_value]
+    place = new.pair_start[latent.pair_of_value] + number[tag, latent.state_in_symbol]
+    lexical = counts.lexical.new_zeros(len(new.pair_of_value)).index_add(0, place, counts.lexical)
+    return new, Counts(root, rules, lexical), state
+
+
+def _coordinates(latent: Latent) -> tuple[Tensor, Tensor]:
+    """The rule of each number of `Counts.rules`, and its states [numbers, 3]."""
+    volume = latent.sizes.prod(1)
+    rule = torch.repeat_interleave(volume)
+    within = torch.arange(len(rule)) - starts_of(volume)[rule]
+    _, y, z = latent.sizes[rule].unbind(1)
+    return rule, torch.stack([within // (y * z), within // z % y, within % z], 1)
+
+
+def _places(latent: Latent, rule: Tensor, states: Tensor) -> Tensor:
+    """Backwards through `_coordinates`."""
+    _, my, mz = latent.sizes[rule].unbind(1)
+    x, y, z = states.unbind(1)
+    return starts_of(latent.sizes.prod(1))[rule] + (x * my + y) * mz + z
