@@ -150,8 +150,8 @@ class Plan:
         """`leaf` is [leaves, states]."""
         forest = self.forest
         alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
-        exponent = leaf.new_zeros(forest.nodes + 2)
-        alpha[-1, 0] = 1
+        exponent = leaf.new_full((forest.nodes + 2,), NOTHING)  # a node that no edge leads to stays so
+        alpha[-1, 0], exponent[-1] = 1, 0
         alpha.narrow(1, 0, leaf.shape[1]).index_copy_(0, forest.leaves, leaf)
 
         def normalise(nodes: Tensor, base: Tensor | None) -> None:
@@ -285,8 +285,9 @@ def _tiled(rule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
 def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
     """log Z of each sentence of a forest, float64; differentiable once.
 
-    `rules` are all rule tensors end to end, `leaf` [leaves, states] the Q of each leaf. Parameter times derivative is
-    the expected count.
+    `rules` are all rule tensors end to end, `leaf` [leaves, states] the Q of each leaf, whose type is that of the
+    computation; the derivative by float64 rules is summed up as such. Parameter times derivative is the expected
+    count.
     """
     total: Tensor = _LogLikelihood.apply(plan, rules, leaf)
     return total
@@ -295,7 +296,7 @@ def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
 class _LogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
-        ctx.plan, ctx.weights = plan, plan.weights(rules)
+        ctx.plan, ctx.weights = plan, plan.weights(rules.to(leaf.dtype))
         ctx.scores = plan.inside(ctx.weights, leaf)
         log_z: Tensor = ctx.scores.log_z
         return log_z

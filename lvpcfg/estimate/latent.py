@@ -179,14 +179,14 @@ class Latent:
         lexical = posterior.new_zeros(len(parameters.lexical) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
-        counts = (rules.detach().double() * by_rules).cpu()
+        counts = (rules.detach() * by_rules).cpu()
         rules, root = counts.split([len(parameters.rules), len(parameters.root)])
         return float(total.detach()), Counts(root, rules, lexical[:-1].cpu())
 
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
         """alpha and beta of all nodes, [nodes, states]; their products are the posteriors of states."""
         rules, leaf = self._inputs(parameters)
-        weights = self.plan.weights(rules)
+        weights = self.plan.weights(rules.to(leaf.dtype))
         scores = self.plan.inside(weights, leaf)
         beta = self.plan.outside(weights, scores, torch.ones_like(scores.log_z))
         nodes = len(self.treebank.symbol)
@@ -194,11 +194,11 @@ class Latent:
 
     def _inputs(self, parameters: Counts) -> tuple[Tensor, Tensor]:
         """All rules, with those of the root, and the lexical parameters of each word of the treebank."""
-        rules = torch.cat([parameters.rules, parameters.root]).to(self.device, torch.float32)
+        rules = torch.cat([parameters.rules, parameters.root]).to(self.device)  # float64, as their gradients shall be
         lexical = torch.nn.functional.pad(parameters.lexical, (0, 1)).to(self.device, torch.float32)
         return rules, lexical[self.leaf_places]
 
-    def grammar(self, counts: Counts, smoothing: Smoothing | None = None) -> Grammar:
+    def grammar(self, counts: Counts, smoothing: Smoothing | None, hierarchy: Tensor) -> Grammar:
         """What the counts make, with the smoothed lexicon."""
         parameters = self.parameters(counts, smoothing)
         return Grammar(
@@ -210,6 +210,7 @@ class Latent:
             binary=parameters.rules[: self.binary_size],
             unary=parameters.rules[self.binary_size :],
             lexical=self.lexical_table(counts, smoothing),
+            hierarchy=hierarchy,
         )
 
 

@@ -1,6 +1,6 @@
 """Splitting and merging latent states (Petrov et al. 2006).
 
-Each state is split in two, with a little noise; after EM the pairs of siblings that are worth least are merged
+States are split in two, with a little noise; after EM the pairs of siblings that are worth least are merged
 again. With w the relative frequency of a state, merging i and j loses
 
     sum over nodes  log[ 1 / (1 - I_i O_i - I_j O_j + ((w_i I_i + w_j I_j) / (w_i + w_j)) (O_i + O_j)) ]
@@ -15,24 +15,32 @@ from lvpcfg.estimate.latent import Counts, Latent
 from lvpcfg.grammar.grammar import starts_of
 from lvpcfg.trees.normalise import TOP
 
+CHUNK = 1 << 22  # numbers handled at once
 
-def split(latent: Latent, counts: Counts, noise: float, generator: torch.Generator) -> tuple[Latent, Counts]:
-    """Every state in two, but for those of the root."""
-    names = latent.treebank.symbols.names
-    twice = torch.tensor([1 if name == TOP else 2 for name in names])
-    new = latent.with_states(latent.states * twice)
-    rule, states = _coordinates(new)
-    factors = (new.sizes // latent.sizes)[rule]
-    rules = counts.rules[_places(latent, rule, states // factors)] / factors.prod(1)
-    symbol = torch.repeat_interleave(new.states)
-    state = torch.arange(len(symbol)) - new.first[symbol]
-    root = (counts.root / twice.repeat_interleave(latent.states))[latent.first[symbol] + state // twice[symbol]]
-    place = latent.pair_start[new.pair_of_value] + new.state_in_symbol // twice[latent.pair_tag][new.pair_of_value]
-    lexical = counts.lexical[place] / twice[latent.pair_tag][new.pair_of_value]
+
+def split(
+    latent: Latent, counts: Counts, parts: int, noise: float, generator: torch.Generator
+) -> tuple[Latent, Counts]:
+    """Every state in so many, but for those of the root; their counts differ by up to the factor exp(noise)."""
+    factor = torch.tensor([1 if name == TOP else parts for name in latent.treebank.symbols.names])
+    new = latent.with_states(latent.states * factor)
 
     def disturbed(values: Tensor) -> Tensor:
-        return values * (1 + noise * (2 * torch.rand(len(values), generator=generator, dtype=values.dtype) - 1))
+        return values * torch.exp(noise * torch.rand(len(values), generator=generator, dtype=values.dtype))
 
+    def split_rules(rules: Tensor) -> Tensor:
+        rule, states = _coordinates(new, rules)
+        factors = (new.sizes // latent.sizes)[rule]
+        return counts.rules[_places(latent, rule, states // factors)] / factors.prod(1)
+
+    volume = int(new.sizes.prod(1).max())
+    chunks = torch.arange(len(new.rules)).split(max(1, CHUNK // volume))
+    rules = torch.cat([split_rules(chunk) for chunk in chunks])
+    symbol = torch.repeat_interleave(new.states)
+    state = torch.arange(len(symbol)) - new.first[symbol]
+    root = counts.root[latent.first[symbol] + state // factor[symbol]] / factor[symbol]
+    factors = factor[new.pair_tag][new.pair_of_value]
+    lexical = counts.lexical[latent.pair_start[new.pair_of_value] + new.state_in_symbol // factors] / factors
     return new, Counts(root, rules, lexical).map(disturbed)
 
 
@@ -52,7 +60,7 @@ def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
 
 
 def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Counts, Tensor]:
-    """Merges this fraction of all pairs, those worth least; also the new state of each old one, within its symbol."""
+    """Merges this fraction of all pairs, those worth least; also the place of each old state among the new ones."""
     losses, exists = merge_losses(latent, counts)
     order = torch.where(exists, losses, torch.inf).flatten().argsort(stable=True)
     chosen = torch.zeros(losses.numel(), dtype=torch.bool)
@@ -62,9 +70,9 @@ def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Coun
     number = torch.arange(merged.shape[1]) - merged.cumsum(1)  # [symbols, states]
     new = latent.with_states(latent.states - chosen.view_as(losses).sum(1))
 
-    rule, states = _coordinates(latent)
-    symbols = latent.rules[rule].clamp_min(0)
-    states = torch.where(latent.rules[rule] < 0, 0, number[symbols, states])
+    rule, states = _coordinates(latent, torch.arange(len(latent.rules)))
+    symbols = latent.rules[rule]
+    states = torch.where(symbols < 0, 0, number[symbols, states])
     rules = counts.rules.new_zeros(int(new.sizes.prod(1).sum())).index_add(0, _places(new, rule, states), counts.rules)
     symbol = torch.repeat_interleave(latent.states)
     state = number[symbol, torch.arange(len(symbol)) - latent.first[symbol]]
@@ -72,20 +80,21 @@ def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Coun
     tag = latent.pair_tag[latent.pair_of_value]
     place = new.pair_start[latent.pair_of_value] + number[tag, latent.state_in_symbol]
     lexical = counts.lexical.new_zeros(len(new.pair_of_value)).index_add(0, place, counts.lexical)
-    return new, Counts(root, rules, lexical), state
+    return new, Counts(root, rules, lexical), new.first[symbol] + state
 
 
-def _coordinates(latent: Latent) -> tuple[Tensor, Tensor]:
-    """The rule of each number of `Counts.rules`, and its states [numbers, 3]."""
-    volume = latent.sizes.prod(1)
-    rule = torch.repeat_interleave(volume)
-    within = torch.arange(len(rule)) - starts_of(volume)[rule]
+def _coordinates(latent: Latent, rules: Tensor) -> tuple[Tensor, Tensor]:
+    """The rule of each number that some rules have in `Counts.rules`, and its states [numbers, 3]."""
+    volume = latent.sizes[rules].prod(1)
+    place = torch.repeat_interleave(volume)
+    within = torch.arange(len(place)) - starts_of(volume)[place]
+    rule = rules[place]
     _, y, z = latent.sizes[rule].unbind(1)
     return rule, torch.stack([within // (y * z), within // z % y, within % z], 1)
 
 
 def _places(latent: Latent, rule: Tensor, states: Tensor) -> Tensor:
-    """Backwards through `_coordinates`."""
+    """Where they stand in `Counts.rules`."""
     _, my, mz = latent.sizes[rule].unbind(1)
     x, y, z = states.unbind(1)
     return starts_of(latent.sizes.prod(1))[rule] + (x * my + y) * mz + z

@@ -10,7 +10,7 @@ Since the blocks differ in shape they are kept end to end in one vector for each
 one tensor to save, to move and to give to an optimiser.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -30,6 +30,8 @@ class Grammar:
     binary: Tensor  # [sum of m_a m_b m_c]: all T, end to end, each in row-major order
     unary: Tensor  # [sum of m_a m_b]: all R
     lexical: LexicalTable  # Q over the states of the preterminals
+    # [levels, states]: the states that each came from by splits, number within the symbol, coarsest first.
+    hierarchy: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
 
     @cached_property
     def first_state(self) -> Tensor:
@@ -94,6 +96,7 @@ class Grammar:
             root=moved(self.root),
             binary=moved(self.binary),
             unary=moved(self.unary),
+            hierarchy=moved(self.hierarchy),
             lexical=replace(
                 self.lexical,
                 row=moved(self.lexical.row),

@@ -81,6 +81,7 @@ class Model:
 def _tensors(model: Model) -> dict[str, Tensor]:
     grammar = model.grammar
     tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
+    tensors["hierarchy"] = grammar.hierarchy.flatten()
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
@@ -190,8 +191,21 @@ class _Reader:
             states=torch.tensor(states, dtype=torch.int64),
             binary_rules=torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3),
             unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
+            hierarchy=self.hierarchy(states),
         )
         return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict))
+
+    def hierarchy(self, states: list[int]) -> Tensor:
+        if "hierarchy" not in self.tensors:  # models saved before there was one
+            return torch.zeros(0, sum(states), dtype=torch.int64)
+        ancestors = self.indices("hierarchy")
+        if len(ancestors) % sum(states):
+            self.refuse(f"the tensor 'hierarchy' has {len(ancestors)} numbers, no multiple of {sum(states)} states")
+        levels = ancestors.view(-1, sum(states))
+        most = torch.tensor(states).repeat_interleave(torch.tensor(states))
+        if bool(((levels < 0) | (levels >= most)).any()):
+            self.refuse("the tensor 'hierarchy' names states that its symbols do not have")
+        return levels
 
     def lexicon(self) -> Lexicon:
         words, classes, signature = self.names("words"), self.names("classes"), self.get("signature", str)
