@@ -19,24 +19,20 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from nltk.tree import Tree
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 from torch_struct import SentCFG as PeerCFG
 
-from lvpcfg import debinarise, evaluate, normalise, read_trees
+from lvpcfg import debinarise, evaluate, normalise, read_berkeley, read_trees
 from lvpcfg.chart.build import dense, exact, kruskal
 from lvpcfg.chart.decode import PRODUCT, SymbolChart, SymbolMap
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import Problem, log_partition, solve
-from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.trees.lexicon import LexicalTable
-from lvpcfg.trees.treebank import Symbols
 from lvpcfg.trees.walk import words
 
 
@@ -182,54 +178,10 @@ def compare(seconds: float, console: Console) -> None:
     console.print(f"fastest matrix multiplication: {multiplication_peak() / 1e9:.0f} GFlop/s")
 
 
-def read_berkeley(stem: str) -> tuple[Grammar, Tensor, dict[str, int]]:
-    """A Berkeley grammar of one state a symbol; its unary entries are whole chains, [interminals, symbols]."""
-    binary = [line.split() for line in Path(f"{stem}.binary").read_text().splitlines()]
-    unary = [line.split() for line in Path(f"{stem}.unary").read_text().splitlines()]
-    lexical = [line.rsplit(" ", 2) for line in Path(f"{stem}.lexicon").read_text().splitlines()]
-    tags = sorted({tag for tag, _, _ in lexical})
-    phrases = sorted({row[0].removesuffix("_0") for row in (*binary, *unary)} - set(tags))
-    number = {name: i for i, name in enumerate((*phrases, *tags))}
-    entry = {word: i for i, word in enumerate(sorted({word for _, word, _ in lexical}))}
-    table = torch.zeros(len(entry), len(tags))
-    for tag, word, value in lexical:
-        table[entry[word], number[tag] - len(phrases)] = float(value.strip("[]"))
-    rows, columns = table.nonzero().T
-    root = torch.zeros(len(number))
-    root[number["ROOT"]] = 1
-    grammar = Grammar(
-        symbols=Symbols(tuple(phrases), tuple(tags)),
-        states=torch.ones(len(number), dtype=torch.int64),
-        binary_rules=torch.tensor([[number[name.removesuffix("_0")] for name in row[:3]] for row in binary]),
-        unary_rules=torch.zeros(0, 2, dtype=torch.int64),
-        root=root,
-        binary=torch.tensor([float(row[3]) for row in binary]),
-        unary=torch.zeros(0),
-        lexical=LexicalTable(
-            torch.searchsorted(rows, torch.arange(len(entry) + 1)),
-            columns,
-            table[rows, columns],
-            torch.zeros(len(entry)),
-            torch.zeros(len(tags)),
-            int((table != 0).sum(1).max()),
-        ),
-    )
-    chains = torch.zeros(len(phrases), len(number))
-    for parent, child, value in unary:
-        if parent.removesuffix("_0") in phrases:
-            chains[number[parent.removesuffix("_0")], number[child.removesuffix("_0")]] = float(value)
-    return grammar, chains, entry
-
-
-def entry_of(word: str, entries: dict[str, int]) -> int:
-    kind = "UNK-NUM" if any(map(str.isdigit, word)) else "UNK-INITC" if word[0].isupper() else "UNK-LC"
-    return entries.get(word, entries.get(kind, entries["UNK-LC"]))
-
-
 def parse(stem: str, trees: str, console: Console) -> None:
-    grammar, chains, entries = read_berkeley(stem)
-    inner = len(chains)
-    form = replace(exact(grammar), closure=chains[:, :inner].T.contiguous(), promotion=chains[:, inner:].T.contiguous())
+    model = read_berkeley(stem)
+    grammar = model.grammar.to(dtype=torch.float32)
+    form = exact(grammar)
     symbols, names = SymbolMap(grammar, grammar.root), grammar.symbols.names
     gold = [normalise(tree) for tree in read_trees(trees)]
     sentences = [words(tree) for tree in gold]
@@ -244,7 +196,7 @@ def parse(stem: str, trees: str, console: Console) -> None:
 
     for numbers in by_length.values():
         now = time.perf_counter()
-        entry = torch.tensor([[entry_of(word, entries) for word in sentences[number]] for number in numbers])
+        entry = torch.tensor([model.lexicon.encode(sentences[number]) for number in numbers])
         leaf = grammar.lexical.lookup(entry).transpose(0, 1)
         now = stage("lexicon", now)
         solution = solve(Problem(form, leaf), certify=False)[0]
@@ -263,9 +215,7 @@ def parse(stem: str, trees: str, console: Console) -> None:
                 )
                 built.append(tree if node.top == node.bottom else Tree(names[node.top], [tree]))
             if built:
-                found[numbers[number]] = debinarise(
-                    Tree("TOP", list(built[0]) if built[0].label() == "ROOT" else built)
-                )
+                found[numbers[number]] = debinarise(built[0])
         stage("trees", now)
     total = sum(stages.values())
     table = Table("stage", "seconds", "share", title=f"{Path(stem).name}: {len(grammar.binary_rules):,} binary rules")

@@ -4,6 +4,7 @@ from lvpcfg import distributions
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.train import train
 from lvpcfg.evaluate.evalb import evaluate
+from lvpcfg.grammar.berkeley import read_berkeley
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.parser import Parse, Parser
@@ -30,6 +31,7 @@ __all__ = [
     "distributions",
     "evaluate",
     "normalise",
+    "read_berkeley",
     "read_conllu",
     "read_trees",
     "register_signature",

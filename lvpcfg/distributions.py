@@ -249,7 +249,9 @@ class ModelTrees(TreeDistribution):
             return names[node.label()]
 
         top = binarise(normalise(tree), self.model.binarisation)
-        waiting = [(0, top[0] if top.label() == TOP and len(top) == 1 else top)]
+        # TOP over one child is no symbol, unless the grammar has unary rules for it, as one of Berkeley's does.
+        above = len(top) > 1 or inner.get(TOP) in self.model.grammar.unary_rules[:, 0].tolist()
+        waiting = [(0, top if above else top[0])]
         while waiting:
             start, node = waiting.pop()
             width, bottom = len(node.leaves()), node

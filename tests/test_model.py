@@ -172,7 +172,7 @@ def test_damaged_or_foreign_json(folder, text):
 
 
 def test_newer_format(folder):
-    edit(folder, version=2, tensors_sha256=None, words=None)  # whatever it may look like
+    edit(folder, version=3, tensors_sha256=None, words=None)  # whatever it may look like
     refused(folder, "newer lvpcfg")
 
 

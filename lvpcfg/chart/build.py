@@ -109,8 +109,11 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     chains = unary_matrix(grammar)  # [interminals, states]
     inner = len(chains)
     identity = torch.eye(inner, dtype=chains.dtype, device=chains.device)
-    closure = torch.linalg.inv(identity - chains.narrow(1, 0, inner))
-    return closure.T, (closure @ chains.narrow(1, inner, chains.shape[1] - inner)).T
+    phrases, words = chains.split([inner, chains.shape[1] - inner], 1)
+    if grammar.closed:
+        return (identity + phrases).T, words.T
+    closure = torch.linalg.inv(identity - phrases)
+    return closure.T, (closure @ words).T
 
 
 def unary_matrix(grammar: Grammar) -> Tensor:

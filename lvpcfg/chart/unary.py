@@ -9,12 +9,15 @@ from lvpcfg.grammar.grammar import Grammar
 
 
 class Chains:
-    """`step` is [n, n]: the log-probability of one unary rule between two states, or two symbols."""
+    """`step` is [n, n]: the log-probability of one unary rule between two states, or two symbols.
 
-    def __init__(self, step: Tensor) -> None:
-        self.step = step
+    Where it is of whole chains (`closed`), there is one at the most, and what is between its ends is unknown.
+    """
+
+    def __init__(self, step: Tensor, closed: bool) -> None:
+        self.step, self.closed = step, closed
         self.best = torch.where(torch.eye(len(step), dtype=torch.bool, device=step.device), 0.0, -torch.inf).to(step)
-        for _ in range(len(step)):  # one more rule at the head of every chain, until none gets better
+        for _ in range(1 if closed else len(step)):  # one more rule at the head of every chain, until none gets better
             longer = torch.stack([(row.unsqueeze(1) + self.best).amax(0) for row in step])
             if bool((longer <= self.best).all()):
                 break
@@ -22,19 +25,19 @@ class Chains:
 
     @staticmethod
     def of_states(grammar: Grammar) -> "Chains":
-        return Chains(safe_log(_square(grammar)))
+        return Chains(safe_log(_square(grammar)), grammar.closed)
 
     @staticmethod
     def of_symbols(grammar: Grammar) -> "Chains":
         """A rule between symbols is worth its mean over the states of the parent."""
         member = torch.nn.functional.one_hot(grammar.symbol_of_state, len(grammar.symbols)).to(grammar.root.dtype)
         sums = member.T @ _square(grammar).clamp_min(0) @ member
-        return Chains(safe_log(sums / grammar.states.unsqueeze(1)))
+        return Chains(safe_log(sums / grammar.states.unsqueeze(1)), grammar.closed)
 
     def path(self, top: int, bottom: int) -> list[int]:
         """From top to bottom, both included."""
         path = [top]
-        while path[-1] != bottom and len(path) <= len(self.step):
+        while not self.closed and path[-1] != bottom and len(path) <= len(self.step):
             path.append(int((self.step[path[-1]] + self.best[:, bottom]).argmax()))
         return path if path[-1] == bottom else [top, bottom]
 

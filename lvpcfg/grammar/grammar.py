@@ -32,6 +32,7 @@ class Grammar:
     lexical: LexicalTable  # Q over the states of the preterminals
     # [levels, states]: the states that each came from by splits, number within the symbol, coarsest first.
     hierarchy: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    closed: bool = False  # R holds whole chains of unary rules, one or none for a span, instead of single rules
 
     @cached_property
     def first_state(self) -> Tensor:
@@ -97,6 +98,7 @@ class Grammar:
             binary=moved(self.binary),
             unary=moved(self.unary),
             hierarchy=moved(self.hierarchy),
+            closed=self.closed,
             lexical=replace(
                 self.lexical,
                 row=moved(self.lexical.row),

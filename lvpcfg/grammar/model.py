@@ -28,7 +28,7 @@ from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "backoff")
-FORMAT, VERSION = "lvpcfg", 1
+FORMAT, VERSION = "lvpcfg", 2  # 1: without "closed"
 MOST_STATES = 1_000_000
 
 
@@ -100,6 +100,7 @@ def _description(model: Model, tensors: bytes) -> dict[str, Any]:
         "states": grammar.states.tolist(),
         "binary_rules": grammar.binary_rules.tolist(),
         "unary_rules": grammar.unary_rules.tolist(),
+        "closed": grammar.closed,
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
@@ -192,6 +193,7 @@ class _Reader:
             binary_rules=torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3),
             unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
             hierarchy=self.hierarchy(states),
+            closed=self.get("version", int) > 1 and self.get("closed", bool),
         )
         return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict))
 

@@ -18,6 +18,7 @@ PARSER = ("decoder", "device", "dtype", "threads")
 JOBS = {  # and the options each of them reads
     "demo": ("binarisation", "estimator", "signature", *PARSER),
     "train": ("data", "binarisation", "estimator", "signature"),
+    "import": ("berkeley",),
     "parse": ("model", "input", "output", *PARSER),
     "evaluate": ("gold", "test", "model", "parameters", *PARSER),
 }
@@ -49,6 +50,7 @@ class Config:
     binarisation: BinarisationConfig = field(default_factory=BinarisationConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     signature: str = MISSING
+    berkeley: Optional[str] = MISSING  # noqa: UP045
     model: Optional[str] = MISSING  # noqa: UP045
     input: Optional[str] = MISSING  # noqa: UP045
     output: Optional[str] = MISSING  # noqa: UP045

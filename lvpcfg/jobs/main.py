@@ -15,13 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError
-from lvpcfg.jobs import config, demo, evaluate, parse, train
+from lvpcfg.jobs import berkeley, config, demo, evaluate, parse, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
 JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "demo": demo.run,
     "train": train.run,
+    "import": berkeley.run,
     "parse": parse.run,
     "evaluate": evaluate.run,
 }

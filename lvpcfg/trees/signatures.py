@@ -1,7 +1,8 @@
 """What an unknown word looks like: named functions from a word to a coarse class.
 
 `english` follows Petrov & Klein 2007 (capitals, digits, dashes, English suffixes); `suffix` knows
-no language: the shape of the word and its last letters. Bring your own with `register_signature`.
+no language: the shape of the word and its last letters; `berkeley` spells the classes as the Berkeley
+parser does, for its grammars. Bring your own with `register_signature`.
 """
 
 import re
@@ -29,6 +30,32 @@ def suffix(word: str, first: bool, lower_known: bool) -> str:
     return f"{_shape(word, first, lower_known)}-{word[-3:].lower() if len(word) > 4 else ''}"
 
 
+BERKELEY_SUFFIXES = ("ed", "ing", "ion", "er", "est", "ly", "ity", "y", "al")
+
+
+def berkeley(word: str, first: bool, lower_known: bool) -> str:
+    """UNK, then capitals (-INITC: one, at the head of a sentence), -NUM, -DASH and a suffix."""
+    capitals = sum(character.isalpha() and not character.islower() for character in word)
+    digit, dash, lower = any(character.isdigit() for character in word), "-" in word, word.lower()
+    shape = "UNK"
+    if word[:1].isupper() or word[:1].istitle():
+        if first and capitals == 1:
+            shape += "-INITC-KNOWNLC" if lower_known else "-INITC"
+        else:
+            shape += "-CAPS"
+    elif capitals and not word[0].isalpha():
+        shape += "-CAPS"
+    elif any(character.islower() for character in word):
+        shape += "-LC"
+    shape += "-NUM" * digit + "-DASH" * dash
+    if len(word) >= 3 and lower.endswith("s"):
+        return shape if lower[-2] in "siu" else shape + "-s"
+    if len(word) < 5 or dash or (digit and capitals):
+        return shape
+    ending = next((suffix for suffix in BERKELEY_SUFFIXES if lower.endswith(suffix)), None)
+    return f"{shape}-{ending}" if ending else shape
+
+
 def _shape(word: str, first: bool, lower_known: bool) -> str:
     shape = "<unknown>"
     if word[:1].isupper():
@@ -47,7 +74,7 @@ def _shape(word: str, first: bool, lower_known: bool) -> str:
     return shape
 
 
-SIGNATURES: dict[str, Signature] = {"english": english, "suffix": suffix}
+SIGNATURES: dict[str, Signature] = {"english": english, "suffix": suffix, "berkeley": berkeley}
 
 
 def register_signature(name: str, function: Signature) -> None:
