@@ -64,7 +64,10 @@ class CoarseToFine:
             if self.decoder == FREE:
                 nodes = torch.stack([posteriors.nodes for posteriors in known]).sum(0)
                 trees = free_recall(kept, nodes, lengths, self.real, self.coarse.inner)
-                return [Found(tree, z, -math.inf) for tree, z in zip(trees, log_z.tolist(), strict=True)]
+                return [
+                    Found(tree if z > -math.inf else None, z, -math.inf)
+                    for tree, z in zip(trees, log_z.tolist(), strict=True)
+                ]
             worths = [self._worth(forest, kept, posteriors) for posteriors in known]
             edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
             chosen = best_edges(forest, edges, leaves)
