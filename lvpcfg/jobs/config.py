@@ -8,13 +8,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from lvpcfg.chart.decode import DECODERS
-from lvpcfg.errors import InputError, expect
+from lvpcfg.errors import InputError, expect, show
 from lvpcfg.estimate.train import ESTIMATORS
 from lvpcfg.parser import DTYPES
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
-PARSER = ("decoder", "device", "dtype", "threads")
+PARSER = ("decoder", "device", "dtype", "threads", "prune")
 JOBS = {  # and the options each of them reads
     "demo": ("binarisation", "estimator", "signature", *PARSER),
     "train": ("data", "binarisation", "estimator", "signature"),
@@ -51,13 +51,14 @@ class Config:
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     signature: str = MISSING
     berkeley: Optional[str] = MISSING  # noqa: UP045
-    model: Optional[str] = MISSING  # noqa: UP045
+    model: Any = MISSING  # a folder, or a list of folders
     input: Optional[str] = MISSING  # noqa: UP045
     output: Optional[str] = MISSING  # noqa: UP045
     decoder: str = MISSING
     device: Optional[str] = MISSING  # noqa: UP045
     dtype: str = MISSING
     threads: int = MISSING
+    prune: float = MISSING
     gold: Optional[str] = MISSING  # noqa: UP045
     test: Optional[str] = MISSING  # noqa: UP045
     parameters: Optional[str] = MISSING  # noqa: UP045
@@ -71,6 +72,9 @@ class Config:
         expect("estimator.name", self.estimator.name, tuple(ESTIMATORS))
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
+        named = self.model if isinstance(self.model, list) else [self.model]
+        if not all(isinstance(name, str | None) for name in named) or not named:
+            raise InputError(f"model is {show(self.model)}: expected a folder, or a list of folders, [A,B,C].")
         if self.threads < 1:
             raise InputError(f"threads is {self.threads}: expected 1, 2, ...")
         self.scheme()
