@@ -19,6 +19,7 @@ JOBS = {  # and the options each of them reads
     "demo": ("binarisation", "estimator", "signature", *PARSER),
     "train": ("data", "binarisation", "estimator", "signature"),
     "import": ("berkeley",),
+    "inspect": ("model", "symbol"),
     "parse": ("model", "input", "output", *PARSER),
     "evaluate": ("gold", "test", "model", "parameters", *PARSER),
 }
@@ -52,6 +53,7 @@ class Config:
     signature: str = MISSING
     berkeley: Optional[str] = MISSING  # noqa: UP045
     model: Any = MISSING  # a folder, or a list of folders
+    symbol: Any = MISSING  # a name, or a list of names
     input: Optional[str] = MISSING  # noqa: UP045
     output: Optional[str] = MISSING  # noqa: UP045
     decoder: str = MISSING

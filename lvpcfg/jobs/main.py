@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError
-from lvpcfg.jobs import berkeley, config, demo, evaluate, parse, train
+from lvpcfg.jobs import berkeley, config, demo, evaluate, inspect, parse, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
@@ -23,6 +23,7 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "demo": demo.run,
     "train": train.run,
     "import": berkeley.run,
+    "inspect": inspect.run,
     "parse": parse.run,
     "evaluate": evaluate.run,
 }

@@ -1,0 +1,147 @@
+"""What the states of a grammar stand for: how often each is expected, and its likeliest rules and words."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.model import Model
+
+RULES, WORDS, TYPICAL = 8, 10, 10  # shown of a state
+OTHER = "any other word"
+LEAST = 1e-6  # surplus of a word that is called typical
+CHUNK = 4096  # words that are looked up at once
+
+
+@dataclass(frozen=True)
+class Rule:
+    children: tuple[int, ...]  # among the states of all symbols
+    probability: float
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+    known: bool  # or the name of a class of unknown words
+    probability: float
+
+
+@dataclass(frozen=True)
+class State:
+    number: int  # among the states of all symbols
+    name: str  # NP-3, or NP where the symbol has one state
+    expected: float  # occurrences in a tree
+    share: float  # of the occurrences of its symbol
+    ancestors: tuple[int, ...]  # what it came from by splits, number within the symbol, coarsest first
+    rules: tuple[Rule, ...] = ()
+    words: tuple[Word, ...] = ()
+    typical: tuple[str, ...] = ()  # more words, which tell it from the other states of its symbol
+
+
+@dataclass(frozen=True)
+class Symbol:
+    name: str
+    preterminal: bool
+    expected: float
+    states: tuple[State, ...]  # those of one ancestor side by side
+
+
+def look_inside(model: Model) -> list[Symbol]:
+    """Every symbol, the most frequent first."""
+    grammar = model.grammar.to("cpu")
+    first, inner = grammar.first_state.tolist(), len(grammar.symbols.interminals)
+    expected = expected_states(grammar).double()
+    total = expected.new_zeros(len(grammar.symbols)).index_add(0, grammar.symbol_of_state, expected)
+    share = torch.where(expected > 0, expected / total[grammar.symbol_of_state], 0)
+    names, rules = state_names(grammar), likeliest_rules(grammar)
+    words = likeliest_words(model, share[first[inner] :])
+    ancestors = grammar.hierarchy.T.tolist()
+    found = []
+    for symbol, name in enumerate(grammar.symbols.names):
+        states = []
+        for number in range(first[symbol], first[symbol + 1]):
+            below = words[number - first[inner]] if symbol >= inner else ((), ())
+            above = tuple(ancestors[number]) if ancestors else ()
+            numbers = float(expected[number]), float(share[number])
+            states.append(State(number, names[number], *numbers, above, rules[number], *below))
+        states.sort(key=lambda state: (state.ancestors, state.number))
+        found.append(Symbol(name, symbol >= inner, float(total[symbol]), tuple(states)))
+    return sorted(found, key=lambda symbol: -symbol.expected)
+
+
+def state_names(grammar: Grammar) -> list[str]:
+    """[states]: NP-0, NP-1, ...; a symbol of one state goes by its own name."""
+    numbers = zip(grammar.symbols.names, grammar.states.tolist(), strict=True)
+    return [f"{name}-{state}" if m > 1 else name for name, m in numbers for state in range(m)]
+
+
+def likeliest_rules(grammar: Grammar) -> list[tuple[Rule, ...]]:
+    """For every state, binary and unary rules together."""
+    first, m = grammar.first_state.tolist(), grammar.states.tolist()
+    blocks: defaultdict[int, list[tuple[list[int], Tensor]]] = defaultdict(list)  # of each symbol: children, [m, ...]
+    for rule, (parent, *children) in enumerate(grammar.binary_rules.tolist()):
+        blocks[parent].append((children, grammar.binary_tensor(rule).detach().flatten(1)))
+    for rule, (parent, *children) in enumerate(grammar.unary_rules.tolist()):
+        blocks[parent].append((children, grammar.unary_tensor(rule).detach()))
+    found: list[tuple[Rule, ...]] = [()] * len(grammar.root)
+    for parent, some in blocks.items():
+        begin = list(accumulate((block.shape[1] for _, block in some), initial=0))
+        best, places = torch.cat([block for _, block in some], 1).topk(min(RULES, begin[-1]), dim=1)
+        for state, values, columns in zip(range(m[parent]), best.tolist(), places.tolist(), strict=True):
+            rules = []
+            for value, column in zip(values, columns, strict=True):
+                number = bisect_right(begin, column) - 1
+                children = some[number][0]
+                left, right = divmod(column - begin[number], m[children[-1]])
+                states = (left, right) if len(children) == 2 else (right,)
+                below = tuple(first[child] + of_child for child, of_child in zip(children, states, strict=True))
+                if value > 0:
+                    rules.append(Rule(below, value))
+            found[first[parent] + state] = tuple(rules)
+    return found
+
+
+def likeliest_words(model: Model, share: Tensor) -> list[tuple[tuple[Word, ...], tuple[str, ...]]]:
+    """For every state of the preterminals its likeliest words, and others that are typical of it.
+
+    Typical is what adds most to the divergence of q from its mean over the states of the symbol: q log(q / mean).
+    """
+    grammar, lexicon = model.grammar.to("cpu"), model.lexicon
+    inner = len(grammar.symbols.interminals)
+    tag = grammar.symbol_of_state[-len(share) :] - inner
+    member = torch.nn.functional.one_hot(tag, len(grammar.symbols.preterminals)).double()  # [states, tags]
+    likely = torch.zeros(0, len(share)).double()
+    likely_entry = torch.zeros(0, len(share)).long()
+    typical, typical_entry = likely, likely_entry
+    for entries in torch.arange(len(lexicon)).split(CHUNK):
+        q = grammar.lexical.lookup(entries).detach().double()  # [entries, states]
+        mean = (q * share) @ member @ member.T
+        surplus = torch.where((q > 0) & (mean > 0), q * (q / mean).log(), 0)
+        entry = entries.unsqueeze(1).expand_as(q)
+        likely, likely_entry = _best(likely, likely_entry, q, entry, WORDS)
+        typical, typical_entry = _best(typical, typical_entry, surplus, entry, TYPICAL)
+    names = [*lexicon.words, *lexicon.classes, OTHER]
+    found = []
+    for state in range(len(share)):
+        shown = dict(zip(likely_entry[:, state].tolist(), likely[:, state].tolist(), strict=True))
+        words = [Word(names[entry], entry < len(lexicon.words), value) for entry, value in shown.items() if value > 0]
+        more = zip(typical_entry[:, state].tolist(), typical[:, state].tolist(), strict=True)
+        others = [names[entry] for entry, value in more if value > LEAST and entry not in shown]
+        found.append((tuple(words), tuple(others)))
+    return found
+
+
+def _best(value: Tensor, entry: Tensor, more: Tensor, more_entry: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The largest of each column, and what they belong to."""
+    value, entry = torch.cat([value, more]), torch.cat([entry, more_entry])
+    best, place = value.topk(min(most, len(value)), dim=0)
+    return best, entry.gather(0, place)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,119 @@
+"""The states of a grammar as one HTML file that needs nothing else."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+
+from lvpcfg.evaluate.inspect import State, Symbol, Word, percent
+
+STYLE = """
+:root { color-scheme: light dark; --ink: light-dark(#1d2433, #dfe3ec); --paper: light-dark(#fff, #161a22);
+  --faint: light-dark(#687187, #96a0b5); --line: light-dark(#e2e6ee, #2c3342); --bar: light-dark(#bcd3f7, #2f4f80);
+  --shade: light-dark(#f4f6fa, #1e2430); --link: light-dark(#1a56b8, #8ab4f8); }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 76rem;
+  margin: 0 auto; padding: 1rem 1.5rem 6rem; }
+h1 { font-size: 1.5rem; margin: 1rem 0 .3rem; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .5rem; scroll-margin-top: .5rem; }
+h2 small, .faint { color: var(--faint); font-weight: normal; font-size: .85em; }
+a { color: var(--link); text-decoration: none; }
+a:hover { text-decoration: underline; }
+nav { margin: 1rem 0; line-height: 2; }
+nav a { white-space: nowrap; margin-right: .9rem; }
+table { border-collapse: collapse; width: 100%; min-width: 46rem; }
+td, th { border-top: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }
+th { color: var(--faint); font-weight: normal; font-size: .85em; border: 0; }
+td.split { background: var(--shade); border: 1px solid var(--line); color: var(--faint); font-size: .8em;
+  width: 1.2rem; text-align: center; vertical-align: middle; padding: 0 .4rem; }
+td.state { white-space: nowrap; font-weight: 600; width: 5rem; }
+td.share { white-space: nowrap; width: 9rem; }
+.bar { display: block; height: .55rem; min-width: 1px; background: var(--bar); border-radius: 2px; margin-top: .2rem; }
+ul { list-style: none; margin: 0; padding: 0; }
+li { display: inline-block; margin-right: 1.3rem; overflow-wrap: anywhere; }
+tr:target td:not(.split) { background: light-dark(#fff5d6, #3a3420); }
+em { color: var(--faint); }
+"""
+
+
+def page(symbols: Sequence[Symbol], title: str, summary: str) -> str:
+    """`symbols` in the order in which they shall stand."""
+    names = {state.number: state.name for symbol in symbols for state in symbol.states}
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
+        f'<h1>{escape(title)}</h1>\n<p class="faint">{escape(summary)}</p>',
+        _index(symbols, "Phrases", preterminal=False),
+        _index(symbols, "Tags", preterminal=True),
+    ]
+    parts += [_section(place, symbol, names) for place, symbol in enumerate(symbols)]
+    return "\n".join([*parts, "</body>\n</html>\n"])
+
+
+def _index(symbols: Sequence[Symbol], title: str, preterminal: bool) -> str:
+    links = [
+        f'<a href="#symbol-{place}">{escape(symbol.name)}</a>'
+        for place, symbol in enumerate(symbols)
+        if symbol.preterminal == preterminal
+    ]
+    return f'<nav><span class="faint">{title}:</span> {" ".join(links)}</nav>'
+
+
+def _section(place: int, symbol: Symbol, names: dict[int, str]) -> str:
+    states = symbol.states
+    number = "1 state" if len(states) == 1 else f"{len(states)} states, {symbol.expected:.3g} a tree"
+    what = "words" if symbol.preterminal else "rules"
+    levels = _levels(states)
+    head = [f'<th colspan="{len(levels)}">splits</th>'] if levels else []
+    head += ["<th>state</th>", "<th>share</th>", f"<th>likeliest {what}</th>"]
+    largest = max(state.share for state in states) or 1
+    rows = []
+    for row, state in enumerate(states):
+        cells = [level[row] for level in levels]
+        cells.append(f'<td class="state">{escape(state.name)}</td>')
+        each = f'<span class="faint">{state.expected:.3g} a tree</span>'
+        bar = f'<span class="bar" style="width:{100 * state.share / largest:.1f}%"></span>'
+        share = f"{percent(state.share)} {each}{bar}" if len(states) > 1 else each
+        cells.append(f'<td class="share">{share}</td>')
+        cells.append(f"<td>{_words(state) if symbol.preterminal else _rules(state, names)}</td>")
+        rows.append(f'<tr id="state-{state.number}">{"".join(cells)}</tr>')
+    return (
+        f'<h2 id="symbol-{place}">{escape(symbol.name)} <small>{number}</small></h2>\n'
+        f"<table>\n<tr>{''.join(head)}</tr>\n" + "\n".join(rows) + "\n</table>"
+    )
+
+
+def _levels(states: Sequence[State]) -> list[list[str]]:
+    """For each cycle that split the symbol, the cells in front of its rows: one over all states of an ancestor."""
+    levels: list[list[str]] = []
+    before = 1
+    for level in range(len(states[0].ancestors)):
+        groups = [len(list(group)) for _, group in groupby(states, key=lambda state: state.ancestors[: level + 1])]
+        if before < len(groups) < len(states):
+            cells = [""] * len(states)
+            row = 0
+            for size in groups:
+                ancestor = states[row].ancestors[level]
+                cells[row] = f'<td class="split" rowspan="{size}">{ancestor}</td>'
+                row += size
+            levels.append(cells)
+            before = len(groups)
+    return levels
+
+
+def _rules(state: State, names: dict[int, str]) -> str:
+    items = []
+    for rule in state.rules:
+        children = " ".join(f'<a href="#state-{child}">{escape(names[child])}</a>' for child in rule.children)
+        items.append(f'<li>{children} <span class="faint">{percent(rule.probability)}</span></li>')
+    return f"<ul>{' '.join(items)}</ul>"
+
+
+def _words(state: State) -> str:
+    items = [f'<li>{_word(word)} <span class="faint">{percent(word.probability)}</span></li>' for word in state.words]
+    typical = " ".join(f"<li>{escape(word)}</li>" for word in state.typical)
+    more = f'<ul><li class="faint">and typical:</li> {typical}</ul>' if typical else ""
+    return f"<ul>{' '.join(items)}</ul>{more}"
+
+
+def _word(word: Word) -> str:
+    return escape(word.text) if word.known else f"<em>{escape(word.text)}</em>"

@@ -1,0 +1,77 @@
+"""job=inspect: a model folder -> what its states stand for, as tables and as an HTML file."""
+
+from difflib import get_close_matches
+from itertools import islice
+
+from rich.table import Table
+from rich.text import Text
+
+from lvpcfg.errors import InputError, show
+from lvpcfg.evaluate.inspect import Symbol, look_inside, percent
+from lvpcfg.evaluate.page import page
+from lvpcfg.files import write_text
+from lvpcfg.grammar.model import Model
+from lvpcfg.jobs.config import Config
+from lvpcfg.jobs.run import Run
+from lvpcfg.trees.binarise import INTERMEDIATE
+
+PHRASES, TAGS = 2, 2  # shown in the terminal unless symbols are asked for
+ITEMS = 6  # rules or words of a state
+
+
+def run(config: Config, run: Run) -> None:
+    if not isinstance(config.model, str):
+        raise InputError("job=inspect needs one model folder: model=FOLDER, as job=train makes one.")
+    model = Model.load(config.model)
+    symbols = look_inside(model)
+    names = {state.number: state.name for symbol in symbols for state in symbol.states}
+    for symbol in _chosen(symbols, config.symbol):
+        run.console.print(_table(symbol, names))
+    grammar = model.grammar
+    sizes = {
+        "symbols": len(symbols),
+        "states": len(names),
+        "binary_rules": len(grammar.binary_rules),
+        "unary_rules": len(grammar.unary_rules),
+        "words": len(model.lexicon.words),
+    }
+    run.result.update(sizes)
+    summary = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in sizes.items())
+    path = run.folder / "grammar.html"
+    write_text(path, page(symbols, f"The states of {config.model}", summary))
+    run.say(f"{summary}. All of them are in {path}.")
+
+
+def _chosen(symbols: list[Symbol], wanted: object) -> list[Symbol]:
+    """The symbols that were asked for, or the most frequent ones with most to tell."""
+    if wanted is None:
+        told = sorted(symbols, key=lambda symbol: -symbol.expected * (len(symbol.states) > 1))
+        phrases = (symbol for symbol in told if not symbol.preterminal and not symbol.name.startswith(INTERMEDIATE))
+        tags = (symbol for symbol in told if symbol.preterminal)
+        return [*islice(phrases, PHRASES), *islice(tags, TAGS)]
+    chosen = []
+    for name in wanted if isinstance(wanted, list) else [wanted]:
+        found = [symbol for symbol in symbols if symbol.name == str(name)]
+        if not found:
+            near = get_close_matches(str(name), [symbol.name for symbol in symbols], n=3, cutoff=0)
+            raise InputError(f"the grammar has no symbol {show(name)}: the nearest are {', '.join(map(repr, near))}.")
+        chosen += found
+    return chosen
+
+
+def _table(symbol: Symbol, names: dict[int, str]) -> Table:
+    title = f"{symbol.name}, {symbol.expected:.3g} a tree"
+    table = Table(title=Text(title), title_justify="left", title_style="bold", show_lines=False)
+    table.add_column("state")
+    table.add_column("share", justify="right")
+    table.add_column("likeliest words" if symbol.preterminal else "likeliest rules", overflow="fold")
+    for state in symbol.states:
+        if symbol.preterminal:
+            items = [f"{word.text} {percent(word.probability)}" for word in state.words]
+        else:
+            items = [
+                f"{' '.join(names[child] for child in rule.children)} {percent(rule.probability)}"
+                for rule in state.rules
+            ]
+        table.add_row(Text(state.name), percent(state.share), Text(" · ".join(items[:ITEMS])))
+    return table
