@@ -1,0 +1,196 @@
+"""What states stand for: as data, as HTML, in the terminal."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from strategies import random_model
+
+from lvpcfg import InputError, Model, corpus, train
+from lvpcfg.evaluate.inspect import OTHER, RULES, look_inside
+from lvpcfg.evaluate.page import page
+from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.jobs import inspect
+from lvpcfg.jobs.run import Run
+from lvpcfg.trees.lexicon import Lexicon
+from lvpcfg.trees.treebank import Symbols
+
+
+def of_state(model):
+    return {state.number: state for symbol in look_inside(model) for state in symbol.states}
+
+
+def probabilities(grammar: Grammar) -> dict[tuple[int, ...], float]:
+    """Every rule between states, one by one."""
+    first, found = grammar.first_state.tolist(), {}
+    for rules, tensor in ((grammar.binary_rules, grammar.binary_tensor), (grammar.unary_rules, grammar.unary_tensor)):
+        for number, rule in enumerate(rules.tolist()):
+            for place in tensor(number).nonzero().tolist():
+                states = tuple(first[symbol] + state for symbol, state in zip(rule, place, strict=True))
+                found[states] = float(tensor(number)[tuple(place)])
+    return found
+
+
+@pytest.mark.parametrize("states", [(2, 3, 1, 4), (1, 1, 1, 1)])
+def test_rules_and_words_are_the_likeliest_of_the_grammar(states):
+    model = random_model(5, states)
+    grammar, lexicon = model.grammar, model.lexicon
+    rules = probabilities(grammar)
+    table = grammar.lexical.lookup(torch.arange(len(lexicon)))
+    names = [*lexicon.words, *lexicon.classes, OTHER]
+    inner = int(grammar.first_state[2])
+    for number, state in of_state(model).items():
+        wanted = sorted((p for (parent, *_), p in rules.items() if parent == number), reverse=True)[:RULES]
+        assert [rule.probability for rule in state.rules] == wanted
+        assert all(rules[(number, *rule.children)] == rule.probability for rule in state.rules)
+        if number >= inner:
+            q = table[:, number - inner]
+            assert [word.probability for word in state.words] == q[q > 0].sort(descending=True).values.tolist()
+            assert all(float(q[names.index(word.text)]) == word.probability for word in state.words)
+            assert all(word.known == (word.text in lexicon.words) for word in state.words)
+
+
+def test_how_often_states_are_expected():
+    model = train(corpus("dev"))
+    found, expected = of_state(model), expected_states(model.grammar)
+    assert [found[number].expected for number in range(len(found))] == pytest.approx(expected.tolist())
+    symbols = look_inside(model)
+    assert [symbol.expected for symbol in symbols] == sorted((symbol.expected for symbol in symbols), reverse=True)
+    assert all(sum(state.share for state in symbol.states) == pytest.approx(1) for symbol in symbols)
+    assert {state.name for state in found.values()} >= {"NP", "NN"}  # one state: no number
+
+
+def test_typical_words_are_those_that_other_states_do_not_have():
+    """`the` is likeliest everywhere; of ten words more each state has some of its own."""
+    model = random_model(0, (1, 1, 1, 2))
+    words = ("the", *(f"common{i}" for i in range(9)), *(f"rare{i}" for i in range(4)))
+    rows = [[0.3, 0.3], *[[0.05, 0.05]] * 9, *[[0.04, 0.001]] * 2, *[[0.001, 0.04]] * 2, [0, 0], [0, 0]]
+    full = torch.tensor([[0, *row] for row in rows], dtype=torch.float64)
+    lexical = replace(
+        model.grammar.lexical,
+        row=torch.arange(len(rows) + 1) * 3,
+        state=torch.arange(3).repeat(len(rows)),
+        value=full.flatten(),
+        weight=torch.zeros(len(rows), dtype=torch.float64),
+        backoff=torch.zeros(3, dtype=torch.float64),
+        widest=3,
+    )
+    grammar = replace(model.grammar, lexical=lexical)
+    found = of_state(replace(model, grammar=grammar, lexicon=Lexicon(words, ("<unknown>",), "english")))
+    assert found[3].words[0].text == "the"
+    assert set(found[3].typical) == {"rare0", "rare1"}
+    assert set(found[4].typical) == {"rare2", "rare3"}
+
+
+class Strict(HTMLParser):
+    """Fails on tags that do not match; keeps text, ids and links."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.ids, self.links, self.tags = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values["href"]] if "href" in values else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+HOSTILE = "<script>alert('&amp;\")</script>"
+
+
+@pytest.fixture
+def hostile():
+    """Labels and words that would be HTML, or markup of the terminal."""
+    model = random_model()
+    symbols = Symbols((HOSTILE, "[red]A[/red]"), ("[/]", "</td>"))
+    lexicon = Lexicon((HOSTILE, "[bold]"), ("<unknown>",), "english")
+    return replace(model, grammar=replace(model.grammar, symbols=symbols), lexicon=lexicon)
+
+
+def test_html_shows_labels_and_words_as_they_are(hostile):
+    parsed = Strict(page(look_inside(hostile), HOSTILE, "a & b"))
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("title") == 1
+    text = "".join(parsed.text)
+    assert text.count(HOSTILE) > 3
+    assert "</td>-3" in text
+    assert len(set(parsed.ids)) == len(parsed.ids)
+    assert {link.removeprefix("#") for link in parsed.links} <= set(parsed.ids)
+
+
+def test_html_shows_which_states_came_from_one():
+    model = random_model(0, (1, 1, 1, 4))
+    hierarchy = torch.tensor([[0] * 7, [0, 0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 2, 1, 2]])
+    model = replace(model, grammar=replace(model.grammar, hierarchy=hierarchy))
+    symbol = next(symbol for symbol in look_inside(model) if symbol.name == "V")
+    assert [state.name for state in symbol.states] == ["V-0", "V-2", "V-1", "V-3"]  # relatives side by side
+    text = page(look_inside(model), "", "")
+    assert text.count('class="split" rowspan="2">0<') == 1
+    assert text.count('class="split" rowspan="2">1<') == 1
+    assert text.count('class="split" rowspan="2">2<') == 1
+    assert 'colspan="2">splits' in text
+    Strict(text)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Runs job=inspect; returns its figures and what it printed."""
+
+    def run(model, symbol=None):
+        printed = StringIO()
+        result = Run(tmp_path / "run", Console(file=printed, width=120))
+        if isinstance(model, Model):
+            model.save(tmp_path / "model")
+            model = str(tmp_path / "model")
+        inspect.run(SimpleNamespace(model=model, symbol=symbol), result)
+        return result.result, printed.getvalue()
+
+    return run
+
+
+def test_job_prints_a_few_symbols_and_writes_all(job, tmp_path):
+    model = train(corpus("dev"))
+    result, printed = job(model)
+    assert result["symbols"] == len(model.grammar.symbols)
+    assert "NP, " in printed
+    assert "likeliest words" in printed
+    assert str(tmp_path / "run" / "grammar.html") in "".join(printed.split("\n"))
+    text = "".join(Strict((tmp_path / "run" / "grammar.html").read_text()).text)
+    assert all(name in text for name in model.grammar.symbols.names)
+
+
+def test_job_prints_the_symbols_asked_for(job, hostile):
+    _, printed = job(random_model(), symbol=["V", "A"])
+    assert printed.index("V, ") < printed.index("A, ")
+    assert "S, " not in printed
+    assert "A-2" in printed
+    _, printed = job(hostile, symbol="[red]A[/red]")
+    assert "[red]A[/red]-1" in printed
+
+
+def test_job_on_symbols_that_are_not_there(job):
+    with pytest.raises(InputError, match=r"the grammar has no symbol 'Vx': the nearest are 'V', .*\.$"):
+        job(random_model(), symbol="Vx")
+    with pytest.raises(InputError, match="has no symbol 7"):
+        job(random_model(), symbol=["V", 7])
+    with pytest.raises(InputError, match="needs one model folder"):
+        job(None)
+    with pytest.raises(InputError, match="needs one model folder"):
+        job(["a", "b"])
