@@ -145,7 +145,7 @@ def test_the_parser_agrees_with_exhaustive_charts(decoder):
 
 def test_what_pruning_loses_is_parsed_again():
     parser = Parser(random_model(), device="cpu", prune=0.9)  # of a sentence with several trees nothing is left
-    sentence = ["dog", "barks", "new", "dog", "barks"]
+    sentence = ["barks", "dog", "new", "dog"]
     assert parser.parse(sentence).leaves() == sentence
     assert parser.counts.looser > 0
     assert parser.counts.fallbacks == 0
