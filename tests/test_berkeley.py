@@ -1,5 +1,6 @@
 """Grammars of the Berkeley parser, as text."""
 
+import json
 import math
 from dataclasses import dataclass
 from io import StringIO
@@ -11,14 +12,16 @@ from enumeration import Dense, derivations, total
 from nltk.tree import Tree
 from rich.console import Console
 
-from lvpcfg import InputError, Model, Parser, read_berkeley
+from lvpcfg import InputError, Model, Parser, evaluate, normalise, read_berkeley, read_trees
 from lvpcfg.chart.decode import DECODERS
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.jobs import berkeley as berkeley_job
 from lvpcfg.jobs.run import Run
+from lvpcfg.parser import THRESHOLD
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import berkeley
+from lvpcfg.trees.walk import words
 
 # S -> VP -> V is the entry S_1 V_0, and not S_1 VP_0 times VP_0 V_0 once more.
 FILES = {
@@ -105,7 +108,7 @@ def by_hand(symbols):
         table = torch.zeros(len(names), len(states) - inner, dtype=torch.float64)
         for line in FILES["lexicon"].splitlines():
             tag, word, values = line.split(maxsplit=2)
-            for state, value in enumerate(eval(values)):
+            for state, value in enumerate(json.loads(values)):
                 for place in (place for place, name in enumerate(names) if name == word):
                     table[place, number[f"{tag}_{state}"] - inner] = value
         return table
@@ -122,6 +125,15 @@ SENTENCES = [  # as the lexicon has them
 ]
 
 
+def test_pruned_and_full_charts_agree(model):
+    sentences = [sentence for sentence, _ in SENTENCES]
+    full, pruned = (Parser(model, dtype="float64", prune=prune).analyse(sentences) for prune in (0, 1e-12))
+    for one, other in zip(full, pruned, strict=True):
+        assert one.tree == other.tree
+        assert one.log_prob == pytest.approx(other.log_prob)
+        assert one.sentence_log_prob == pytest.approx(other.sentence_log_prob)
+
+
 @pytest.mark.parametrize(("sentence", "entries"), SENTENCES)
 def test_probabilities_against_enumeration(model, sentence, entries):
     grammar = model.grammar
@@ -132,9 +144,10 @@ def test_probabilities_against_enumeration(model, sentence, entries):
     assert math.exp(trees.log_prob(trees.argmax)[0] + trees.partition[0]) == pytest.approx(max(found)[0])
 
 
+@pytest.mark.parametrize("prune", [0, THRESHOLD])
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_trees_are_debinarised_under_top(model, decoder):
-    parser = Parser(model, decoder)
+def test_trees_are_debinarised_under_top(model, decoder, prune):
+    parser = Parser(model, decoder, prune=prune)
     trees = parser.parse_sents([["dogs", "fish", "."], ["cats", "purr", "."], ["purr"]])
     assert str(trees[0]) == "(TOP (S (NP (N dogs)) (VP (V fish)) (. .)))"
     assert str(trees[1]) == "(TOP (S (NP (N cats)) (VP (V purr)) (. .)))"
@@ -316,6 +329,15 @@ def test_real_lexicons_are_distributions(data, name):
     assert len(model.grammar.binary_rules) == 3839
     unknown = {model.lexicon.class_of(word, first) for word in ("Frobbing", "frobs", "1,7") for first in (True, False)}
     assert unknown <= set(model.lexicon.classes)
+
+
+@pytest.mark.treebank
+def test_a_real_grammar_parses(data):
+    gold = [normalise(tree) for tree in read_trees(data / "wsj-sample" / "dev.mrg")]
+    gold = [tree for tree in gold if len(words(tree)) <= 15]
+    parser = Parser(read_berkeley(data / "grammars" / "wsj_1"))
+    assert evaluate(gold, parser.parse_sents([words(tree) for tree in gold])).f1_all > 80
+    assert parser.counts.fallbacks == 0
 
 
 @pytest.mark.treebank

@@ -154,13 +154,13 @@ def _read_rules(path: str, width: int, numbers: dict[str, int]) -> Weights:
         if len(states) != width or value is None:
             raise InputError(f"{place}: expected {width} states and a probability, found {show(line)}.")
         rule = tuple(states)
+        if not known.issuperset(rule):
+            stranger = next(state for state in rule if state not in known)
+            raise InputError(f"{place}: {show(line)} has {show(stranger)}, no state of the symbols in .numstates.")
         if rule == (rule[0], rule[0]):  # a chain of no rules
             if value != 1:
                 raise InputError(f"{place}: expected 1 from a state to itself, found {show(line)}.")
             continue
-        if not known.issuperset(rule):
-            stranger = next(state for state in rule if state not in known)
-            raise InputError(f"{place}: {show(line)} has {show(stranger)}, no state of the symbols in .numstates.")
         if rule in weights:
             log.warning(
                 "%s: %s stands there for the second time; the first, %g, is left out.", place, line, weights[rule]
