@@ -77,7 +77,8 @@ def test_typical_words_are_those_that_other_states_do_not_have():
         state=torch.arange(3).repeat(len(rows)),
         value=full.flatten(),
         weight=torch.zeros(len(rows), dtype=torch.float64),
-        backoff=torch.zeros(3, dtype=torch.float64),
+        source=torch.zeros(len(rows), dtype=torch.int64),
+        backoff=torch.zeros(1, 3, dtype=torch.float64),
         widest=3,
     )
     grammar = replace(model.grammar, lexical=lexical)

@@ -171,9 +171,10 @@ def test_damaged_or_foreign_json(folder, text):
     refused(folder, "model.json")
 
 
-def test_newer_format(folder):
-    edit(folder, version=3, tensors_sha256=None, words=None)  # whatever it may look like
-    refused(folder, "newer lvpcfg")
+@pytest.mark.parametrize(("version", "says"), [(99, "newer lvpcfg"), (1, "older lvpcfg"), (0, "no format 0")])
+def test_other_formats(folder, version, says):
+    edit(folder, version=version, tensors_sha256=None, words=None)  # whatever it may look like
+    refused(folder, says)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,7 @@ def test_missing_keys(folder, key):
         ({"signature": "os.system"}, "os.system"),
         ({"tensors_sha256": "../../etc/passwd"}, "model.safetensors"),
         ({"provenance": "me"}, "provenance"),
+        ({"closed": 1}, "'closed'"),
     ],
 )
 def test_wrong_values(folder, change, expected):

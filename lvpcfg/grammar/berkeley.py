@@ -119,7 +119,8 @@ def _lexical(entries: Entries, states: int) -> tuple[Lexicon, LexicalTable]:
             state=torch.tensor([state for row in rows for state in row], dtype=torch.int64),
             value=torch.tensor([value for row in rows for value in row.values()], dtype=torch.float64),
             weight=torch.zeros(len(rows), dtype=torch.float64),
-            backoff=torch.zeros(states, dtype=torch.float64),
+            source=torch.zeros(len(rows), dtype=torch.int64),
+            backoff=torch.zeros(1, states, dtype=torch.float64),
             widest=int(sizes.max()),
         ),
     )
