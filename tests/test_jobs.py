@@ -77,7 +77,10 @@ def command(*arguments, cwd):
         (["--cfg", "job", "jobb=train"], "did you mean 'job'?"),
         (["--help", "job"], "'job' is no option"),
         (["data.train=a.mrg"], "job=demo does not use 'data.train': it is an option of job=train."),
-        (["job=train", "model=a"], "job=train does not use 'model': it is an option of job=inspect or job=parse or job=evaluate."),
+        (
+            ["job=train", "model=a"],
+            "job=train does not use 'model': it is an option of job=inspect or job=parse or job=evaluate.",
+        ),
         (["decoder=best"], "decoder is 'best': expected max-rule, max-rule-sum,"),
         (["threads=0"], "threads is 0: expected 1, 2, ..."),
         (["dtype=half"], "dtype is 'half': expected float32 or float64."),
