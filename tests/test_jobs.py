@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
+from lvpcfg.estimate.training import ESTIMATORS, Options
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, EstimatorConfig
+from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig
 from lvpcfg.jobs.main import JOBS
 from lvpcfg.jobs.run import Run
 from lvpcfg.trees.brackets import format_tree, trees_from_text
@@ -35,10 +37,11 @@ def test_every_job_is_known_to_the_check():
 def run(job, folder, **options):
     """Runs a job in this process; returns its figures and what it printed."""
     settings = {
-        "data": DataConfig(train=options.pop("train", None), on_error=options.pop("on_error", "raise")),
+        "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
         "binarisation": BinarisationConfig("right", 0, 1, "collapse"),
-        "estimator": EstimatorConfig("count"),
+        "estimator": Options(),
         "signature": "english",
+        **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
         **dict.fromkeys(("model", "input", "output", "gold", "test", "parameters")),
         "decoder": "max-rule",
         "device": "cpu",
@@ -47,7 +50,8 @@ def run(job, folder, **options):
     }
     printed = StringIO()
     result = Run(folder, Console(file=printed, width=120))
-    result.begin("")
+    if job != "train":
+        result.begin()
     JOBS[job](Config(job=job, **(settings | options)), result)
     result.finish()
     return result.result, printed.getvalue()
@@ -82,7 +86,7 @@ def command(*arguments, cwd):
         (["threads=0"], "threads is 0: expected 1, 2, ..."),
         (["dtype=half"], "dtype is 'half': expected float32 or float64."),
         (["job=train", "gold=a.mrg"], "job=train does not use 'gold': it is an option of job=evaluate."),
-        (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=demo or job=train."),
+        (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=train."),
         (["job=train", "data=${job}"], "does not fit"),
         (["data.train=año.mrg"], "letters beyond ASCII"),
         (["binarisation.vertical=two"], "'two' of type 'str' could not be converted to Integer"),
@@ -90,7 +94,21 @@ def command(*arguments, cwd):
         (["binarisation.direction=up"], "direction is 'up': expected right or left."),
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (["job=tain"], "job is 'tain': expected demo, train, parse or evaluate."),
-        (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count."),
+        (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count or em or split_merge."),
+        (["job=train", "estimator.states=8"], "'estimator.states' is an option of estimator=em: choose that first."),
+        (["job=train", "estimator=em", "estimator.states=0"], "estimator.states is 0: expected 1 or more."),
+        (["job=train", "estimator=em", "estimator.states=two"], "'two' of type 'str' could not be converted"),
+        (["job=train", "estimator=em", "estimator.name=count"], "estimator.name is 'count': expected em."),
+        (["job=train", "estimator=split_merge", "estimator.merged=2"], "estimator.merged is 2.0: expected a fraction"),
+        (["job=train", "estimator=split_merge", "estimator.merged=.nan"], "estimator.merged is nan"),
+        (
+            ["job=train", "estimator=em", "estimator.cycles=2"],
+            "'estimator.cycles' is an option of estimator=split_merge",
+        ),
+        (["job=train", "restarts=0"], "restarts is 0: expected 1, 2, ..."),
+        (["job=train", "checkpoint_every=0"], "checkpoint_every is 0: expected 1, 2, ..."),
+        (["job=train", "resume=maybe"], "'maybe' is not a valid bool"),
+        (["resume=true"], "job=demo does not use 'resume': it is an option of job=train."),
         (["signature=klingon"], "there is no word signature 'klingon': expected english or suffix"),
         (["job=train", "data.on_error=ignore"], "data.on_error is 'ignore': expected raise or skip."),
         (["train"], "'train' is no option: expected key=value, such as job=train."),
@@ -98,7 +116,7 @@ def command(*arguments, cwd):
         (["data.train=a=b"], "goes in quotes"),
         (["binarisation.vertical=1,2"], "add -m"),
         (["-m", "binarisation.vertical=1,3"], "vertical is 3: expected 1 or 2."),
-        (["-m", "estimator=count,em"], "there is no 'estimator=em'"),
+        (["-m", "estimator=count,emm"], "there is no 'estimator=emm'"),
     ],
 )
 def test_wrong_options_get_one_sentence(arguments, expected):
@@ -117,13 +135,30 @@ def test_wrong_options_get_one_sentence(arguments, expected):
         ["--help"],
         ["--cfg", "job", "job=train"],
         ["hydra/job_logging=none"],
-        ["-m", "estimator=glob(*)"],
+        ["-m", "job=train", "estimator=glob(*)"],
+        ["-m", "job=train", "estimator=em,split_merge", "seed=1,2"],
+        [
+            "job=train",
+            "estimator=em",
+            "estimator.states=16",
+            "data.dev=b.mrg",
+            "restarts=3",
+            "resume=true",
+            "threads=2",
+        ],
         ["job=demo", "job=train", "data.train=x"],
         ["++hydra.job.env_set.FOO=1"],
     ],
 )
 def test_right_options_pass(arguments):
     assert problem_with(arguments) is None
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_defaults_of_estimators_are_the_same_from_python_and_from_the_command_line(name):
+    written = yaml.safe_load((ROOT / f"conf/estimator/{name}.yaml").read_text())
+    assert written.pop("defaults") == [f"{name}_schema", "_self_"]
+    assert written == asdict(ESTIMATORS[name]())
 
 
 def test_the_story_from_the_command_line(tmp_path):

@@ -115,7 +115,8 @@ class Latent:
 
     def parameters(self, counts: Counts, smoothing: Smoothing | None = None) -> Counts:
         """The M-step. Lexical parameters are those of words alone, relative frequencies where nothing is smoothed."""
-        sums = torch.segment_reduce(counts.rules, "sum", lengths=self.row_length)
+        # Trees of one word have no rules, and segment_reduce takes no empty vector.
+        sums = torch.segment_reduce(counts.rules, "sum", lengths=self.row_length) if len(counts.rules) else counts.rules
         total = torch.zeros_like(counts.root).index_add(0, self.row_state, sums)
         rules = counts.rules * torch.repeat_interleave(_inverse(total)[self.row_state], self.row_length)
         root = counts.root / counts.root.sum()

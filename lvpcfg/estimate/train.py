@@ -32,7 +32,9 @@ def train(
     known = set(kind.__dataclass_fields__) - {"name"}
     for name in options:
         if name not in known:
-            raise InputError(f"the estimator {estimator} has no option {show(name)}: it has {', '.join(sorted(known))}.")
+            raise InputError(
+                f"the estimator {estimator} has no option {show(name)}: it has {', '.join(sorted(known))}."
+            )
     trainer = Trainer(build_treebank(trees, binarisation, progress), kind(**options), signature, seed, device)
     for _ in tqdm(
         trainer.run(), total=len(trainer.steps), desc="training", unit="iteration", disable=None if progress else True
