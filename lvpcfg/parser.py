@@ -1,8 +1,8 @@
 """lvpcfg.Parser: a model and sentences in, trees out."""
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lvpcfg.chart.build import exact
+from lvpcfg.chart.coarse_to_fine import CoarseToFine, Found
 from lvpcfg.chart.decode import (
     DECODERS,
     FREE,
@@ -34,12 +35,16 @@ from lvpcfg.chart.unary import Chains
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import debinarise
 from lvpcfg.trees.normalise import TOP
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
+SPANS = 1 << 15  # of the sentences of a batch, where charts are pruned
+THRESHOLD = 5e-5  # symbols of spans with a smaller posterior are pruned
+LOOSER = 1e-3  # times the threshold, for sentences of which it left nothing
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Parse:
     # grammar does not have: a flat one, or one of free-recall.
     log_prob: float
     posterior: float  # p(tree | sentence)
-    sentence_log_prob: float  # log p(sentence)
+    sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
     flat: bool  # the grammar has no tree for the sentence
 
 
@@ -63,38 +68,57 @@ class Counts:
     fallbacks: int = 0  # no path through the grammar: a flat tree
     float64: int = 0  # float32 was not enough
     log_sum_exp: int = 0  # float64 was not enough: decoded by Viterbi
+    looser: int = 0  # pruning left nothing: parsed again with a lower threshold
     negative_rules: int = 0  # posteriors below zero, through signed parameters
     by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
 
 
 class Parser(ParserI):  # type: ignore[misc]
-    """Parses sentences with a model.
+    """Parses sentences with a model, or with several: a product of grammars, trained on the same trees.
 
     `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
-    `dtype` "float32" or "float64". Sentences of equal length are parsed together.
+    `dtype` "float32" or "float64". Charts of grammars with latent states are pruned: symbols of spans whose
+    posterior without states is below `prune` are dropped; 0 drops nothing.
     """
 
     def __init__(
-        self, model: Model, decoder: str = PRODUCT, device: str | torch.device | None = None, dtype: str = "float32"
+        self,
+        model: Model | Sequence[Model],
+        decoder: str = PRODUCT,
+        device: str | torch.device | None = None,
+        dtype: str = "float32",
+        prune: float = THRESHOLD,
     ) -> None:
         expect("decoder", decoder, DECODERS)
         expect("dtype", dtype, tuple(DTYPES))
-        self.model, self.decoder = model, decoder
+        if not 0 <= prune < 1:
+            raise InputError(f"prune is {prune}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
+        self.models = [model] if isinstance(model, Model) else list(model)
+        _check_product(self.models, decoder)
+        self.model, self.decoder, self.prune = self.models[0], decoder, prune
         self.device = _device(device)
-        self._grammar = model.grammar.to(self.device, DTYPES[dtype])
-        self._form = exact(self._grammar)
-        self._signed = any(bool((tensor < 0).any()) for tensor in (*self._form.tensors, self._grammar.lexical.value))
-        if decoder == VITERBI and self._signed:
-            raise InputError("the decoder viterbi needs non-negative parameters: this model has negative ones.")
+        self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
+        self._grammar = self._grammars[0]
+        self._signed = any(_signed(grammar) for grammar in self._grammars)
+        if self._signed and (decoder == VITERBI or len(self.models) > 1):
+            what = "the decoder viterbi" if decoder == VITERBI else "a product of grammars"
+            raise InputError(f"{what} needs non-negative parameters: this model has negative ones.")
+        latent = bool((self._grammar.states > 1).any())
+        self._pruned = len(self.models) > 1 or (latent and prune > 0 and not self._signed)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
 
     @staticmethod
     def load(
-        path: PathLike, decoder: str = PRODUCT, device: str | torch.device | None = None, dtype: str = "float32"
+        path: PathLike | Sequence[PathLike],
+        decoder: str = PRODUCT,
+        device: str | torch.device | None = None,
+        dtype: str = "float32",
+        prune: float = THRESHOLD,
     ) -> "Parser":
-        """A parser for the model in a folder."""
-        return Parser(Model.load(path), decoder, device, dtype)
+        """A parser for the model in a folder, or for the product of those in several."""
+        paths = [path] if isinstance(path, str | os.PathLike) else path
+        return Parser([Model.load(path) for path in paths], decoder, device, dtype, prune)
 
     def parse(self, sent: Sequence[str]) -> Tree:
         """The tree of one tokenised sentence."""
@@ -130,24 +154,34 @@ class Parser(ParserI):  # type: ignore[misc]
         update: Callable[[int], object] | None,
         probabilities: bool,
     ) -> list[Parse]:
-        by_length: defaultdict[int, list[int]] = defaultdict(list)
         for number, words in enumerate(sentences):
             if isinstance(words, str) or not words or not all(isinstance(word, str) for word in words):
                 raise InputError(f"sentence {number + 1} is {show(words)}: expected a list of one or more words.")
-            by_length[len(words)].append(number)
         found: dict[int, Parse] = {}
         with tqdm(
             total=len(sentences), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
         ) as bar:
-            for length, numbers in sorted(by_length.items(), reverse=True):
-                for begin in range(0, len(numbers), self._batch(length)):
-                    batch = numbers[begin : begin + self._batch(length)]
-                    parses = self._parse_batch([sentences[number] for number in batch], probabilities)
-                    found.update(zip(batch, parses, strict=True))
-                    bar.update(len(batch))
-                    if update is not None:
-                        update(len(batch))
+            for batch in self._batches([len(words) for words in sentences]):
+                parse_batch = self._parse_pruned if self._pruned else self._parse_batch
+                parses = parse_batch([sentences[number] for number in batch], probabilities)
+                found.update(zip(batch, parses, strict=True))
+                bar.update(len(batch))
+                if update is not None:
+                    update(len(batch))
         return [found[number] for number in range(len(sentences))]
+
+    def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
+        """Sentences that are parsed together, longest first: of one length, unless charts are pruned."""
+        order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+        begin = 0
+        while begin < len(order):
+            longest = lengths[order[begin]]
+            size = max(1, SPANS // longest**2) if self._pruned else self._batch(longest)
+            batch = order[begin : begin + size]
+            if not self._pruned:
+                batch = [number for number in batch if lengths[number] == longest]
+            yield batch
+            begin += len(batch)
 
     def _batch(self, length: int) -> int:
         """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
@@ -179,6 +213,47 @@ class Parser(ParserI):  # type: ignore[misc]
             Parse(tree, weight, _ratio(weight, total), total, skeleton is None)
             for tree, weight, total, skeleton in zip(trees, weights, log_z.tolist(), skeletons, strict=True)
         ]
+
+    def _parse_pruned(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
+        """Coarse to fine; what the coarse grammar loses is tried again with a lower threshold, and then with none."""
+        found: dict[int, Found] = {}
+        waiting = list(range(len(sentences)))
+        for threshold in (self.prune, self.prune * LOOSER, 0.0):
+            if waiting:
+                self.counts.looser += len(waiting) if threshold < self.prune else 0
+                some = [sentences[number] for number in waiting]
+                words = [
+                    grammar.lexical.lookup(
+                        torch.tensor(
+                            [entry for words in some for entry in model.lexicon.encode(words)], device=self.device
+                        )
+                    )
+                    for model, grammar in zip(self.models, self._grammars, strict=True)
+                ]
+                lengths = torch.tensor([len(words) for words in some], device=self.device)
+                parses = self._coarse_to_fine.parse(words, lengths, threshold, probabilities)
+                found.update(zip(waiting, parses, strict=True))
+                waiting = [number for number in waiting if found[number].skeleton is None]
+        self.counts.sentences += len(sentences)
+        self.counts.fallbacks += len(waiting)
+        return [
+            Parse(
+                self._tree(one.skeleton, words),
+                one.log_prob,
+                _ratio(one.log_prob, one.log_z),
+                one.log_z,
+                one.skeleton is None,
+            )
+            for words, one in zip(sentences, (found[number] for number in range(len(sentences))), strict=True)
+        ]
+
+    @cached_property
+    def _coarse_to_fine(self) -> CoarseToFine:
+        return CoarseToFine(self._grammars, self.decoder)
+
+    @cached_property
+    def _form(self) -> RuleTensors:
+        return exact(self._grammar)
 
     def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
         entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
@@ -268,7 +343,7 @@ class Parser(ParserI):  # type: ignore[misc]
         states = self._symbols.tags(self._leaf([words]).squeeze(1) * self._tag_frequency)
         names = grammar.symbols.preterminals
         tags = [Tree(names[tag], [word]) for tag, word in zip(states.argmax(1).tolist(), words, strict=True)]
-        roots = self._symbols.phrases(grammar.root[: self._form.interminals])
+        roots = self._symbols.phrases(grammar.root[: self._interminal_states])
         label = grammar.symbols.interminals[int(roots.argmax())] if inner and len(tags) > 1 else None
         if label is None or label == TOP:
             return debinarise(Tree(TOP, tags))
@@ -277,7 +352,11 @@ class Parser(ParserI):  # type: ignore[misc]
     @cached_property
     def _tag_frequency(self) -> Tensor:
         """[preterminal states]: how often each is expected in a tree of the grammar."""
-        return expected_states(self._grammar)[self._form.interminals :]
+        return expected_states(self._grammar)[self._interminal_states :]
+
+    @property
+    def _interminal_states(self) -> int:
+        return int(self._grammar.first_state[self._symbols.inner])
 
     def _weights(self, skeletons: list[Skeleton | None], leaf: Tensor) -> list[float]:
         """log p(tree, sentence) of each."""
@@ -289,6 +368,31 @@ class Parser(ParserI):  # type: ignore[misc]
 
 def _ratio(weight: float, total: float) -> float:
     return math.exp(min(0.0, weight - total)) if weight > -math.inf else 0.0
+
+
+def _signed(grammar: Grammar) -> bool:
+    tensors = (grammar.root, grammar.binary, grammar.unary, grammar.lexical.value, grammar.lexical.backoff)
+    return any(bool((tensor < 0).any()) for tensor in tensors)
+
+
+def _check_product(models: Sequence[Model], decoder: str) -> None:
+    if not models:
+        raise InputError("a parser needs a model: an empty list was given.")
+    if len(models) > 1 and decoder == VITERBI:
+        raise InputError(
+            "the decoder viterbi takes one model: derivations of different grammars have different states."
+        )
+    first = models[0].grammar
+    for place, model in enumerate(models[1:], 2):
+        grammar = model.grammar
+        same = grammar.symbols == first.symbols and all(
+            torch.equal(getattr(grammar, name), getattr(first, name)) for name in ("binary_rules", "unary_rules")
+        )
+        if not same or model.binarisation != models[0].binarisation:
+            raise InputError(
+                f"model {place} of {len(models)} has other symbols, rules or binarisation than the first: "
+                "a product takes grammars that were trained on the same trees."
+            )
 
 
 def _device(name: str | torch.device | None) -> torch.device:

@@ -47,6 +47,7 @@ def run(job, folder, **options):
         "device": "cpu",
         "dtype": "float32",
         "threads": 1,
+        "prune": 5e-5,
     }
     printed = StringIO()
     result = Run(folder, Console(file=printed, width=120))

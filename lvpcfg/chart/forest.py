@@ -70,11 +70,11 @@ class Tiles:
 
 @dataclass(frozen=True, eq=False)
 class Level:
+    tiles: list[Tiles]
     nodes: Tensor  # those that it computes
     parent: Tensor  # [edges]
     left: Tensor
     right: Tensor
-    tiles: list[Tiles]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Plan:
             parent, left, right = (column[edges] for column in columns)
             nodes = self._tensor(np.unique(parent))
             tiles = [tiled(group) for group in groups(edges, shape)]
-            self.levels.append(Level(nodes, *map(self._tensor, (parent, left, right)), tiles))
+            self.levels.append(Level(tiles, nodes, *map(self._tensor, (parent, left, right))))
         self.by_rule = [tiled(group) for group in groups(np.lexsort((rule, shape)), shape)]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -146,8 +146,8 @@ class Plan:
             rules.index_copy_(0, place.flatten().long(), tensor.flatten())
         return rules[:-1]
 
-    def inside(self, weights: list[Tensor], leaf: Tensor) -> Scores:
-        """`leaf` is [leaves, states]."""
+    def inside(self, weights: list[Tensor], leaf: Tensor, best: bool = False) -> Scores:
+        """`leaf` is [leaves, states]. With `best`, the best derivations instead of the sum of all."""
         forest = self.forest
         alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
         exponent = leaf.new_full((forest.nodes + 2,), NOTHING)  # a node that no edge leads to stays so
@@ -167,8 +167,12 @@ class Plan:
             known = exponent.index_select(0, level.left) + exponent.index_select(0, level.right)
             base = torch.full_like(exponent, 2 * NOTHING).scatter_reduce(0, level.parent, known, "amax")
             for tiles in self._steps(level.tiles):
-                rows = self._rows(tiles, weights, alpha, exponent, base)
-                alpha.narrow(1, 0, rows.shape[-1]).index_add_(0, tiles.parent.flatten(), rows.flatten(0, 1))
+                rows = self._rows(tiles, weights, alpha, exponent, base, best).flatten(0, 1)
+                cells, parent = alpha.narrow(1, 0, rows.shape[1]), tiles.parent.flatten()
+                if best:
+                    cells.scatter_reduce_(0, parent.unsqueeze(1).expand_as(rows), rows, "amax")
+                else:
+                    cells.index_add_(0, parent, rows)
             alpha[-2] = 0
             normalise(level.nodes, base)
         top = alpha[forest.tops, 0].double().log() + math.log(2) * exponent[forest.tops].double()
@@ -206,7 +210,9 @@ class Plan:
         """[edges]: sum over states of O(parent) T I(left) I(right) / Z."""
         posterior = beta.new_zeros(len(self.forest.rule) + 1)
         for tiles in self._steps(self.by_rule):
-            rows = torch.bmm(self._gradients(tiles, beta, scores.exponent), weights[tiles.shape].index_select(0, tiles.rule))
+            rows = torch.bmm(
+                self._gradients(tiles, beta, scores.exponent), weights[tiles.shape].index_select(0, tiles.rule)
+            )
             posterior.index_copy_(0, tiles.edge.flatten(), (rows * self._outer(tiles, scores.alpha)).sum(2).flatten())
         return posterior[:-1]
 
@@ -215,10 +221,15 @@ class Plan:
             x, y, z = self.shapes[tiles.shape]
             yield from tiles.parts(max(1, CHUNK // (y * z * (x + tiles.edge.shape[1]))))
 
-    def _rows(self, tiles: Tiles, weights: list[Tensor], alpha: Tensor, exponent: Tensor, base: Tensor) -> Tensor:
+    def _rows(
+        self, tiles: Tiles, weights: list[Tensor], alpha: Tensor, exponent: Tensor, base: Tensor, best: bool
+    ) -> Tensor:
         """What each edge brings to its parent, [tiles, width, x], with the exponents `base`."""
-        tensor = weights[tiles.shape].index_select(0, tiles.rule)
-        rows = torch.bmm(self._outer(tiles, alpha), tensor.transpose(1, 2))
+        tensor, outer = weights[tiles.shape].index_select(0, tiles.rule), self._outer(tiles, alpha)
+        if best:
+            rows = torch.stack([(outer * row.unsqueeze(1)).amax(2) for row in tensor.unbind(1)], 2)
+        else:
+            rows = torch.bmm(outer, tensor.transpose(1, 2))
         return rows * self._factor(tiles, exponent, base)
 
     def _gradients(self, tiles: Tiles, beta: Tensor, exponent: Tensor) -> Tensor:
@@ -228,7 +239,9 @@ class Plan:
 
     def _factor(self, tiles: Tiles, exponent: Tensor, base: Tensor) -> Tensor:
         """[tiles, width, 1]: from the exponents of the children to that of the parent."""
-        return torch.exp2((exponent[tiles.left] + exponent[tiles.right] - base[tiles.parent]).clamp_max(120)).unsqueeze(2)
+        return torch.exp2((exponent[tiles.left] + exponent[tiles.right] - base[tiles.parent]).clamp_max(120)).unsqueeze(
+            2
+        )
 
     def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, Tensor]:
         _, y, z = self.shapes[tiles.shape]

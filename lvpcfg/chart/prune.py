@@ -53,6 +53,14 @@ class FineRules:
             ]
         )
 
+    def leaf(self, words: Tensor, word: Tensor, symbol: Tensor) -> Tensor:
+        """[words, tag states] -> [leaves, states]: the states of the symbol of each leaf, for its word."""
+        inner = len(self.grammar.symbols.interminals)
+        state = torch.arange(int(self.grammar.states[inner:].max()), device=word.device)
+        place = (self.first[symbol] - self.first[inner]).unsqueeze(1) + state
+        inside = state < self.grammar.states[symbol].unsqueeze(1)
+        return torch.where(inside, words[word.unsqueeze(1), torch.where(inside, place, 0)], 0)
+
     def _closure(self) -> Tensor:
         """Top states from bottom states, those of preterminals included."""
         grammar = self.grammar
@@ -65,9 +73,8 @@ class FineRules:
 
 
 def coarse_grammar(grammar: Grammar) -> Grammar:
-    """One state a symbol; its lexical table stays that of the fine grammar: see `coarse_words`."""
+    """One state a symbol; its lexical table stays that of the fine grammar, see `Coarse.fold`."""
     weight = state_weights(grammar)
-    rules = grammar.binary_rules
     one = torch.ones_like(grammar.states)
     binary, unary = (
         grammar.root.new_zeros(len(rules)).index_add(
@@ -94,8 +101,8 @@ def state_weights(grammar: Grammar) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Spans:
-    """Symbols of spans that are left, as parallel vectors."""
+class Kept:
+    """What is left of some charts: symbols of spans, as parallel vectors. They are the first nodes of a `Forest`."""
 
     sentence: Tensor
     start: Tensor
@@ -106,8 +113,8 @@ class Spans:
     outside: Tensor  # log beta / Z
 
     @staticmethod
-    def joined(parts: Sequence["Spans"]) -> "Spans":
-        return Spans(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
+    def joined(parts: Sequence["Kept"]) -> "Kept":
+        return Kept(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 class Coarse:
@@ -119,22 +126,27 @@ class Coarse:
         self.form = exact(self.grammar)
         tags = grammar.symbol_of_state[int(grammar.first_state[self.inner]) :] - self.inner
         weight = state_weights(grammar)[-len(tags) :]
-        self.fold = torch.nn.functional.one_hot(tags, len(grammar.symbols) - self.inner).to(weight) * weight.unsqueeze(1)
+        # [tag states, tags]: what a word is worth to a tag, whatever its state
+        self.fold = torch.nn.functional.one_hot(tags, len(grammar.symbols) - self.inner).to(weight) * weight.unsqueeze(
+            1
+        )
         self.rules = FineRules(self.grammar)
         self.log_rule = self.rules.values.double().log()
 
-    def spans(self, leaf: Tensor, threshold: float, numbers: Tensor) -> Spans:
+    def kept(self, leaf: Tensor, threshold: float, numbers: Tensor) -> Kept:
         """What is left of sentences of equal length; `leaf` [length, batch, tag states] is that of the fine grammar."""
         ones = torch.ones(leaf.shape[1], dtype=torch.float64, device=leaf.device)
         solutions = solve_outside(Problem(self.form, leaf @ self.fold), ones)
-        return Spans.joined([self._survivors(solution, threshold, numbers) for solution in solutions])
+        return Kept.joined([self._survivors(solution, threshold, numbers) for solution in solutions])
 
-    def _survivors(self, solution: Solution, threshold: float, numbers: Tensor) -> Spans:
+    def _survivors(self, solution: Solution, threshold: float, numbers: Tensor) -> Kept:
         chart, outside = solution.chart, solution.outside
         assert outside is not None
         algebra, batch, parts = chart.algebra, chart.batch, []
-        layers = ((chart.bottom, outside.bottom, chart.word, outside.word),)
-        layers += ((chart.top, outside.top, chart.word_top, outside.word_top),)
+        layers = (
+            (chart.bottom, outside.bottom, chart.word, outside.word),
+            (chart.top, outside.top, chart.word_top, outside.word_top),
+        )
         size = torch.tensor([len(cells) for cells in chart.bottom], device=chart.word.device)
         width = torch.repeat_interleave(size, output_size=int(size.sum()))
         cell = torch.arange(len(width), device=width.device) - starts_of(size)[width]
@@ -149,7 +161,7 @@ class Coarse:
                 at = cell[place]
                 inside = algebra.log(alpha[place, symbol], exponent[place].squeeze(1))
                 parts.append(
-                    Spans(
+                    Kept(
                         sentence=numbers[solution.sentences[at % batch]],
                         start=at // batch,
                         width=width[place] + 1,
@@ -159,7 +171,7 @@ class Coarse:
                         outside=posterior[place, symbol].to(inside.dtype).log() - inside,
                     )
                 )
-        return Spans.joined(parts)
+        return Kept.joined(parts)
 
     @cached_property
     def _by_children(self) -> tuple[Tensor, Tensor]:
@@ -175,58 +187,60 @@ class Coarse:
         below = self.rules.steps[:, 1]
         return below.argsort(stable=True), starts_of(torch.bincount(below, minlength=len(self.grammar.symbols)))
 
-    def forest(self, spans: Spans, lengths: Tensor, threshold: float) -> Forest:
+    def forest(self, kept: Kept, lengths: Tensor, threshold: float) -> Forest:
         """The ways to join what is left whose own posterior is above the threshold. `lengths` [sentences]."""
         least = math.log(threshold) if threshold > 0 else -math.inf
         device, symbols = lengths.device, len(self.grammar.symbols)
-        nodes, sentences = len(spans.symbol), len(lengths)
+        nodes, sentences = len(kept.symbol), len(lengths)
         binary, steps = len(self.grammar.binary_rules), len(self.rules.steps)
         one = nodes + sentences + 1
         cell = starts_of(lengths * lengths)
-        at = cell[spans.sentence] + spans.start * lengths[spans.sentence] + spans.width - 1
+        at = cell[kept.sentence] + kept.start * lengths[kept.sentence] + kept.width - 1
         number = torch.arange(nodes, device=device)
         tables = []  # the node of each symbol of each span: at the bottom, at the top
-        for layer in (~spans.top, spans.top):
+        for layer in (~kept.top, kept.top):
             table = torch.full((int(cell[-1]) * symbols,), -1, dtype=torch.int64, device=device)
-            tables.append(table.index_copy_(0, (at * symbols + spans.symbol)[layer], number[layer]))
+            tables.append(table.index_copy_(0, (at * symbols + kept.symbol)[layer], number[layer]))
         below, above = tables
         parts = []
 
-        boundary = starts_of(lengths + 1)[spans.sentence] + spans.start
-        tops = number[spans.top]
+        boundary = starts_of(lengths + 1)[kept.sentence] + kept.start
+        tops = number[kept.top]
         by_start = tops[boundary[tops].argsort(stable=True)]
-        first = torch.searchsorted(boundary[by_start], boundary[tops] + spans.width[tops])
-        last = torch.searchsorted(boundary[by_start], boundary[tops] + spans.width[tops], right=True)
+        first = torch.searchsorted(boundary[by_start], boundary[tops] + kept.width[tops])
+        last = torch.searchsorted(boundary[by_start], boundary[tops] + kept.width[tops], right=True)
         # A sentence's last boundary is never a start, so that no pair reaches into the next sentence.
         left, place = _expanded(first, last)
         left, right = tops[left], by_start[place]
-        pair = spans.symbol[left] * symbols + spans.symbol[right]
+        pair = kept.symbol[left] * symbols + kept.symbol[right]
         order, begin = self._by_children
         edge, place = _expanded(begin[pair], begin[pair + 1])
         left, right, rule = left[edge], right[edge], order[place]
-        parent = below[(at[left] + spans.width[right]) * symbols + self.grammar.binary_rules[rule, 0]]
-        width = spans.width[left] + spans.width[right]
-        score = spans.outside[parent] + self.log_rule[rule] + spans.inside[left] + spans.inside[right]
-        parts.append(_kept((parent >= 0) & (score > least), 2 * width, rule, parent, left, right))
+        parent = below[(at[left] + kept.width[right]) * symbols + self.grammar.binary_rules[rule, 0]]
+        width = kept.width[left] + kept.width[right]
+        score = kept.outside[parent] + self.log_rule[rule] + kept.inside[left] + kept.inside[right]
+        parts.append(_chosen((parent >= 0) & (score > least), 2 * width, rule, parent, left, right))
 
-        bottoms = number[~spans.top]
+        bottoms = number[~kept.top]
         order, begin = self._by_below
-        edge, place = _expanded(begin[spans.symbol[bottoms]], begin[spans.symbol[bottoms] + 1])
+        edge, place = _expanded(begin[kept.symbol[bottoms]], begin[kept.symbol[bottoms] + 1])
         left, step = bottoms[edge], order[place]
         parent = above[at[left] * symbols + self.rules.steps[step, 0]]
         ones = torch.full_like(left, one)
-        score = spans.outside[parent] + self.log_rule[binary + step] + spans.inside[left]
-        kept = (parent >= 0) & (score > least)
-        parts.append(_kept(kept, 2 * spans.width[left] + 1, binary + step, parent, left, ones))
+        score = kept.outside[parent] + self.log_rule[binary + step] + kept.inside[left]
+        parts.append(
+            _chosen((parent >= 0) & (score > least), 2 * kept.width[left] + 1, binary + step, parent, left, ones)
+        )
 
-        whole = number[spans.top & (spans.width == lengths[spans.sentence])]
+        whole = number[kept.top & (kept.width == lengths[kept.sentence])]
         level = torch.full_like(whole, 2 * int(lengths.max()) + 2)
         ones = torch.full_like(whole, one)
-        parent = nodes + spans.sentence[whole]
-        parts.append((level, binary + steps + spans.symbol[whole], parent, whole, ones))
-        columns = (torch.cat(column) for column in zip(*parts, strict=True))
-        leaves = number[~spans.top & (spans.symbol >= self.inner)]
-        return Forest(nodes + sentences, *columns, leaves, nodes + torch.arange(sentences, device=device))
+        parent = nodes + kept.sentence[whole]
+        parts.append((level, binary + steps + kept.symbol[whole], parent, whole, ones))
+        level, rule, parent, left, right = (torch.cat(column) for column in zip(*parts, strict=True))
+        leaves = number[~kept.top & (kept.symbol >= self.inner)]
+        tops = nodes + torch.arange(sentences, device=device)
+        return Forest(nodes + sentences, level, rule, parent, left, right, leaves, tops)
 
 
 def _expanded(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,5 +250,5 @@ def _expanded(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     return number, torch.arange(len(number), device=first.device) - (starts_of(sizes)[:-1] - first)[number]
 
 
-def _kept(keep: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+def _chosen(keep: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
     return tuple(column[keep] for column in columns)

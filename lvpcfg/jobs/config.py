@@ -8,13 +8,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from lvpcfg.chart.decode import DECODERS
-from lvpcfg.errors import InputError, expect
+from lvpcfg.errors import InputError, expect, show
 from lvpcfg.estimate.training import ESTIMATORS, Options, check
 from lvpcfg.parser import DTYPES
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
-PARSER = ("decoder", "device", "dtype", "threads")
+PARSER = ("decoder", "device", "dtype", "threads", "prune")
 JOBS = {  # and the options each of them reads
     "demo": ("binarisation", "signature", "seed", *PARSER),
     "train": (
@@ -54,13 +54,14 @@ class Config:
     evaluate_every: int = MISSING
     checkpoint_every: int = MISSING
     resume: bool = MISSING
-    model: Optional[str] = MISSING  # noqa: UP045
+    model: Any = MISSING  # a folder, or a list of folders
     input: Optional[str] = MISSING  # noqa: UP045
     output: Optional[str] = MISSING  # noqa: UP045
     decoder: str = MISSING
     device: Optional[str] = MISSING  # noqa: UP045
     dtype: str = MISSING
     threads: int = MISSING
+    prune: float = MISSING
     gold: Optional[str] = MISSING  # noqa: UP045
     test: Optional[str] = MISSING  # noqa: UP045
     parameters: Optional[str] = MISSING  # noqa: UP045
@@ -74,6 +75,9 @@ class Config:
         check(self.estimator)
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
+        named = self.model if isinstance(self.model, list) else [self.model]
+        if not all(isinstance(name, str | None) for name in named) or not named:
+            raise InputError(f"model is {show(self.model)}: expected a folder, or a list of folders, [A,B,C].")
         for name in ("threads", "restarts", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: expected 1, 2, ...")

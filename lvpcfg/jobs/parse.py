@@ -54,7 +54,7 @@ def _keep_apart(source: str | None, target: str | None) -> None:
 def make_parser(config: Config) -> Parser:
     if config.model is None:
         raise InputError(f"job={config.job} needs a model folder: model=FOLDER, as job=train makes one.")
-    return Parser.load(config.model, config.decoder, config.device, config.dtype)
+    return Parser.load(config.model, config.decoder, config.device, config.dtype, config.prune)
 
 
 def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
@@ -106,6 +106,7 @@ def report(parser: Parser, speed: float, run: Run) -> None:
         (counts.fallbacks, "without a path through the grammar, given a flat tree"),
         (counts.float64, "recomputed in float64"),
         (counts.log_sum_exp, "recomputed by log-sum-exp"),
+        (counts.looser, "parsed again, since pruning left no tree of theirs"),
         (counts.by_recall, "decoded by labelled recall, since rule scores below zero left no tree"),
     ):
         if number:

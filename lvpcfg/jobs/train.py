@@ -161,7 +161,8 @@ class Training:
     def _chosen_by(self) -> dict[str, str]:
         """What the best model depends on beside the training itself."""
         text = "\n".join(map(format_tree, self.gold))
-        return {"data.dev": hashlib.sha256(text.encode()).hexdigest(), "decoder": self.config.decoder}
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return {"data.dev": digest, "decoder": self.config.decoder, "prune": str(self.config.prune)}
 
     @property
     def best(self) -> Record:
@@ -242,7 +243,7 @@ class Training:
         trainer, config, folder = self.trainer, self.config, self.run.folder
         model, record = trainer.model(), self._figures() | {"seconds": self.seconds}
         if self.gold:
-            parser = Parser(model, config.decoder, config.device, config.dtype)
+            parser = Parser(model, config.decoder, config.device, config.dtype, config.prune)
             found = parser.parse_sents([words(tree) for tree in self.gold], progress=True)
             record |= evaluate(self.gold, found).figures() | {"fallbacks": parser.counts.fallbacks}
             board.parses(trainer.done, self.gold, found)

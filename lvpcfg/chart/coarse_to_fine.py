@@ -1,0 +1,228 @@
+"""Forests -> trees: the decoders of `decode` over what a coarse grammar left, by one fine grammar or by several.
+
+With several grammars (Petrov 2010: products of grammars) what a rule is worth adds up over them: the logarithms of its
+posteriors, or the posteriors themselves where those are summed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
+from lvpcfg.chart.forest import Forest, Plan
+from lvpcfg.chart.prune import Coarse, FineRules, Kept
+from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.trees.binarise import INTERMEDIATE
+
+
+@dataclass(frozen=True)
+class Found:
+    skeleton: Skeleton | None
+    log_z: float  # log p(sentence), of what was left
+    log_prob: float  # log p(tree, sentence), where it was asked for
+
+
+class CoarseToFine:
+    """Parses by fine grammars over the same symbols and rules, in the forests that the first of them leaves.
+
+    Log-probabilities are those of the first grammar.
+    """
+
+    def __init__(self, grammars: Sequence[Grammar], decoder: str) -> None:
+        self.decoder, self.coarse = decoder, Coarse(grammars[0])
+        self.rules = [FineRules(grammar) for grammar in grammars]
+        symbols, device = grammars[0].symbols, grammars[0].root.device
+        self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
+        above, below = self.coarse.rules.steps.unbind(1)
+        beside = (len(grammars[0].binary_rules), len(symbols))
+        self.is_step = torch.nn.functional.pad(torch.ones_like(above, dtype=torch.bool), beside)  # [rules]
+        self.is_idle = torch.nn.functional.pad(above == below, beside)  # steps of no unary rule
+
+    def parse(self, words: Sequence[Tensor], lengths: Tensor, threshold: float, probabilities: bool) -> list[Found]:
+        """`words` has for each grammar [words of all sentences, tag states]."""
+        first = starts_of(lengths)
+        parts = []
+        for length in lengths.unique().tolist():
+            numbers = (lengths == length).nonzero().squeeze(1)
+            leaf = words[0][first[numbers] + torch.arange(length, device=lengths.device).unsqueeze(1)]
+            parts.append(self.coarse.kept(leaf, threshold, numbers))
+        kept = Kept.joined(parts)
+        forest = self.coarse.forest(kept, lengths, threshold)
+        word = first[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
+        fine = [
+            Fine(forest, rules, rules.leaf(table, word, kept.symbol[forest.leaves]))
+            for rules, table in zip(self.rules, words, strict=True)
+        ]
+        if self.decoder == VITERBI:
+            chosen, log_z = fine[0].best_derivations()
+        else:
+            known = [grammar.posteriors() for grammar in fine]
+            log_z = known[0].log_z
+            if self.decoder == FREE:
+                nodes = torch.stack([posteriors.nodes for posteriors in known]).sum(0)
+                trees = free_recall(kept, nodes, lengths, self.real)
+                return [Found(tree, z, -math.inf) for tree, z in zip(trees, log_z.tolist(), strict=True)]
+            worths = [self._worth(forest, kept, posteriors) for posteriors in known]
+            edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
+            chosen = best_edges(forest, edges, leaves)
+        weights = fine[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
+        trees = skeletons(forest, kept, chosen)
+        return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
+
+    def _worth(self, forest: Forest, kept: Kept, known: "Posteriors") -> tuple[Tensor, Tensor]:
+        """What each edge and each leaf is worth to a tree."""
+        leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
+        possible = torch.where(edges > 0, 0.0, -math.inf)
+        if self.decoder == RECALL:  # the symbols above unary rules
+            step = self.is_step[forest.rule]
+            symbol = kept.symbol[torch.where(step, forest.parent, 0)]
+            return torch.where(step & self.real[symbol], parents, possible), torch.zeros_like(leaves)
+        if self.decoder == RULE_SUM:
+            worth, leaves = possible + edges, torch.where(leaves > 0, leaves, -math.inf)
+        elif self.decoder == VARIATIONAL:
+            return possible + _log(edges) - _log(parents), torch.zeros_like(leaves)
+        else:
+            worth, leaves = possible + _log(edges), _log(leaves)
+        return torch.where(self.is_idle[forest.rule], possible, worth), leaves
+
+
+def _log(x: Tensor) -> Tensor:
+    return x.clamp_min(torch.finfo(x.dtype).tiny).log()
+
+
+@dataclass(frozen=True, eq=False)
+class Posteriors:
+    log_z: Tensor  # [sentences], float64
+    nodes: Tensor  # [nodes + 2]
+    edges: Tensor  # [edges]
+
+
+class Fine:
+    """A forest under one grammar; `leaf` is [leaves, states]."""
+
+    def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
+        self.forest, self.rules, self.leaf = forest, rules, leaf
+        self.plan = Plan(forest, rules.sizes)
+        self.weights = self.plan.weights(rules.values)
+
+    def posteriors(self) -> Posteriors:
+        scores = self.plan.inside(self.weights, self.leaf)
+        beta = self.plan.outside(self.weights, scores, torch.ones_like(scores.log_z))
+        edges = self.plan.edge_posteriors(self.weights, scores, beta)
+        return Posteriors(scores.log_z, (scores.alpha * beta).sum(1), edges)
+
+    def log_probs(self, chosen: Tensor) -> Tensor:
+        """log p of the tree that each sentence is left with when every node keeps but one edge."""
+        edges = chosen[chosen >= 0]
+        columns = {name: getattr(self.forest, name)[edges] for name in ("level", "rule", "parent", "left", "right")}
+        plan = Plan(replace(self.forest, **columns), self.rules.sizes)
+        return plan.inside(plan.weights(self.rules.values), self.leaf).log_z
+
+    def best_derivations(self) -> tuple[Tensor, Tensor]:
+        """Viterbi: the edge of each node [nodes + 2] in the best derivations, -1 elsewhere; log Z [sentences]."""
+        forest, plan = self.forest, self.plan
+        log_z = plan.inside(self.weights, self.leaf).log_z
+        scores = plan.inside(self.weights, self.leaf, best=True)
+        alpha, exponent = scores.alpha, scores.exponent
+        state = torch.full((forest.nodes + 2,), -1, device=alpha.device)
+        state[forest.tops] = torch.where(alpha[forest.tops, 0] > 0, 0, -1)
+        chosen = torch.full_like(state, -1)
+        for level in reversed(plan.levels):
+            parts = []
+            for tiles in level.tiles:
+                _, y, z = plan.shapes[tiles.shape]
+                wanted = state[tiles.parent] >= 0
+                rule = tiles.rule[wanted.nonzero()[:, 0]]
+                parent, left, right, edge = (
+                    column[wanted] for column in (tiles.parent, tiles.left, tiles.right, tiles.edge)
+                )
+                children = (alpha[left, :y].unsqueeze(2) * alpha[right, :z].unsqueeze(1)).flatten(1)
+                value, place = (self.weights[tiles.shape][rule, state[parent]] * children).max(1)
+                value = value * torch.exp2(exponent[left] + exponent[right] - exponent[parent])
+                parts.append((value, edge, parent, left, right, place // z, place % z))
+            value, edge, parent, left, right, of_left, of_right = map(torch.cat, zip(*parts, strict=True))
+            best = value.new_zeros(forest.nodes + 2).scatter_reduce(0, parent, value, "amax")
+            won = (value == best[parent]) & (value > 0)
+            chosen.index_copy_(0, parent[won], edge[won])
+            won &= chosen[parent] == edge
+            state.index_copy_(0, left[won], of_left[won])
+            state.index_copy_(0, right[won], of_right[won])
+        return chosen, log_z
+
+
+def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> Tensor:
+    """The edge of each node, [nodes + 2], in the tree under it that is worth most; -1 where there is none."""
+    best = edges.new_full((forest.nodes + 2,), -math.inf)
+    best[-1] = 0
+    best.index_copy_(0, forest.leaves, leaves)
+    chosen = torch.full((forest.nodes + 2,), -1, device=edges.device)
+    order = forest.level.argsort(stable=True)
+    sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
+    for here in order.split(sizes):
+        parent = forest.parent[here]
+        worth = edges[here] + best[forest.left[here]] + best[forest.right[here]]
+        best.scatter_reduce_(0, parent, worth, "amax")
+        won = (worth == best[parent]) & (worth > -math.inf)
+        chosen.index_copy_(0, parent[won], here[won])
+    return chosen
+
+
+def skeletons(forest: Forest, kept: Kept, chosen: Tensor) -> list[Skeleton | None]:
+    """The tree of each sentence, or None where there is none."""
+    left, right, edge, tops = (column.tolist() for column in (forest.left, forest.right, chosen, forest.tops))
+    start, width, symbol = (column.tolist() for column in (kept.start, kept.width, kept.symbol))
+    found: list[Skeleton | None] = []
+    for top in tops:
+        nodes: Skeleton = []
+        waiting = [left[edge[top]]] if edge[top] >= 0 else []
+        while waiting:
+            above = waiting.pop()
+            below = left[edge[above]]
+            children = (left[edge[below]], right[edge[below]]) if edge[below] >= 0 else ()
+            split = width[children[0]] if children else 0
+            nodes.append(Node(start[above], width[above], symbol[above], symbol[below], split))
+            waiting += reversed(children)
+        found.append(nodes or None)
+    return found
+
+
+def free_recall(kept: Kept, posterior: Tensor, lengths: Tensor, real: Tensor) -> list[Skeleton | None]:
+    """argmax over all binary trees of sum of mu(label, i, j), with the best label of each span, or none."""
+    batch, n = len(lengths), int(lengths.max())
+    cell = (kept.sentence * n + kept.start) * n + kept.width - 1  # [sentence, start, width]
+    posterior = posterior[: len(cell)]
+    unlabelled = int(real.long().argmin())  # a symbol that binarisation made, if there is one
+
+    def likeliest(layer: Tensor) -> Tensor:
+        """[batch, starts, widths]: symbols."""
+        at, symbol = cell[layer], kept.symbol[layer]
+        largest = posterior.new_zeros(batch * n * n).scatter_reduce(0, at, posterior[layer], "amax")
+        won = posterior[layer] == largest[at]
+        labels = torch.full((batch * n * n,), unlabelled, device=at.device)
+        return labels.index_copy_(0, at[won], symbol[won]).view(batch, n, n)
+
+    worth = torch.where(kept.top & real[kept.symbol], posterior, 0)
+    best = posterior.new_zeros(batch * n * n).scatter_reduce(0, cell, worth, "amax").view(batch, n, n)
+    splits = torch.zeros_like(best, dtype=torch.int64)
+    for width in range(2, n + 1):
+        start = torch.arange(n - width + 1, device=cell.device).unsqueeze(1)
+        part = torch.arange(1, width, device=cell.device)
+        value, split = (best[:, start, part - 1] + best[:, start + part, width - part - 1]).max(2)
+        best[:, : n - width + 1, width - 1] += value
+        splits[:, : n - width + 1, width - 1] = split + 1
+    tops, bottoms, parts = (table.tolist() for table in (likeliest(kept.top), likeliest(~kept.top), splits))
+    found: list[Skeleton | None] = []
+    for sentence, length in enumerate(lengths.tolist()):
+        nodes: Skeleton = []
+        waiting = [(0, length)]
+        while waiting:
+            at, width = waiting.pop()
+            label, below, left = (table[sentence][at][width - 1] for table in (tops, bottoms, parts))
+            nodes.append(Node(at, width, label, below, left))
+            if left:
+                waiting += [(at + left, width - left), (at, left)]
+        found.append(nodes)
+    return found
