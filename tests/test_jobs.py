@@ -101,7 +101,7 @@ def command(*arguments, cwd):
         (["job=train", "estimator=em", "estimator.states=two"], "'two' of type 'str' could not be converted"),
         (["job=train", "estimator=em", "estimator.name=count"], "estimator.name is 'count': expected em."),
         (["job=train", "estimator=split_merge", "estimator.merged=2"], "estimator.merged is 2.0: expected a fraction"),
-        (["job=train", "estimator=split_merge", "estimator.merged=.nan"], "estimator.merged is nan"),
+        (["job=train", "estimator=split_merge", "estimator.merged=nan"], "estimator.merged is nan"),
         (
             ["job=train", "estimator=em", "estimator.cycles=2"],
             "'estimator.cycles' is an option of estimator=split_merge",

@@ -21,7 +21,7 @@ from lvpcfg.trees.corpus import SIZES, corpus
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import preorder, tagged_words, words
 
-ESTIMATOR = SplitMergeOptions(cycles=2, split_iterations=20, merge_iterations=10, smooth_iterations=5)
+ESTIMATOR = SplitMergeOptions(cycles=3, split_iterations=20, merge_iterations=10, smooth_iterations=5)
 
 
 def run(config: Config, run: Run) -> None:

@@ -45,7 +45,14 @@ class Run:
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """Prints a table: text to the left in the first column, numbers to the right in the others."""
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for i, column in enumerate(columns):
             table.add_column(column, justify="right" if i else "left")
         for row in rows:

@@ -287,7 +287,7 @@ class Training:
                 row += [str(record[name]) if name == "errors" else f"{record[name]:.2f}" for name in scores]
             rows.append([*row, f"{record['seconds'] - before:.1f}"])
             before = record["seconds"]
-        columns = ["", "states", "log p/word", *(scores.values() if self.gold else ()), "seconds"]
+        columns = ["", "states", "log p\nper word", *(scores.values() if self.gold else ()), "seconds"]
         where = ", scores on dev, * the best" if self.gold else ""
         self.run.table(f"Training with seed {self.trainer.seed}{where}", columns, rows)
 
