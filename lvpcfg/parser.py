@@ -53,7 +53,7 @@ class Parse:
 
     tree: Tree
     # log p(tree, sentence), summed over states and over unary chains with the same ends; -inf for a tree that the
-    # grammar does not have: a flat one, or one of free-recall.
+    # grammar does not have: a flat one. (Where charts are pruned, of free-recall too.)
     log_prob: float
     posterior: float  # p(tree | sentence)
     sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left

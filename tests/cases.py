@@ -1,12 +1,15 @@
 """One small grammar in every form a chart can have, each with itself written out in full."""
 
+import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 import torch
-from enumeration import Dense
+from enumeration import Dense, derivations, total
 from torch import Tensor
 
 from lvpcfg.chart.build import dense, exact, kruskal, unary_matrix
+from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, Node
 from lvpcfg.chart.inside import AnyRules
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.lexicon import LexicalTable
@@ -113,3 +116,79 @@ FORMS = (
     "kruskal",
     "kruskal, unary",
 )
+WITH_GRAMMAR = FORMS[:4]
+
+
+def small(name: str, seed: int = 1) -> Case:
+    """With few enough derivations to list for four words."""
+    if name != "rule tensors":
+        return make(name, seed=seed)
+    case = make("rule tensors, unary", seed=seed)
+    assert case.grammar is not None
+    return of_grammar(
+        replace(case.grammar, unary_rules=torch.zeros(0, 2).long(), unary=torch.zeros(0, dtype=torch.float64))
+    )
+
+
+def listable(case: Case) -> int:
+    """How many words may have all their derivations listed."""
+    return 3 if len(case.symbol) * len(case.full.rules) * (1 if case.full.unary is None else 2) > 8 else 4
+
+
+class Posteriors:
+    """Of the parts of skeletal trees, added up over a list of derivations."""
+
+    def __init__(self, case: Case, words: torch.Tensor) -> None:
+        symbol, found = case.symbol, derivations(case.full, words)
+        z = total(found)
+        self.unary = case.full.unary is not None
+        self.real = [not name.startswith("@") for name in case.grammar.symbols.names]
+        self.trees: Counter = Counter()
+        self.top, self.bottom, self.step, self.rule = (defaultdict(float) for _ in range(4))
+        for weight, states in found:
+            nodes = tuple(Node(n.start, n.width, symbol[n.top], symbol[n.bottom], n.split) for n in states)
+            p = weight / z
+            self.trees[nodes] += p
+            for key, rule in zip(nodes, rules_of(nodes), strict=True):
+                self.top[key.start, key.width, key.top] += p
+                self.bottom[key.start, key.width, key.bottom] += p
+                self.step[key.start, key.width, key.top, key.bottom] += p
+                if rule:
+                    self.rule[rule] += p
+
+    def parts(self, nodes, idle):
+        """(posterior, that of the parent) of all that a tree is made of, from the root down.
+
+        `idle`: steps from a symbol to itself count as well.
+        """
+        yield self.top[nodes[0].start, nodes[0].width, nodes[0].top], 1.0
+        for node, rule in zip(nodes, rules_of(nodes), strict=True):
+            bottom = self.bottom[node.start, node.width, node.bottom]
+            yield (self.rule[rule] if rule else bottom), bottom
+            if self.unary and (idle or node.top != node.bottom):
+                step = self.step[node.start, node.width, node.top, node.bottom]
+                yield step, self.top[node.start, node.width, node.top]
+
+    def objective(self, decoder, nodes):
+        if decoder == RECALL:
+            return sum(self.top[n.start, n.width, n.top] * self.real[n.top] for n in nodes)
+        parts = list(self.parts(nodes, idle=decoder == VARIATIONAL))
+        if decoder == RULE_SUM:
+            return sum(q for q, _ in parts)
+        log = sum(math.log(q) for q, _ in parts)
+        return log if decoder == PRODUCT else log - sum(math.log(parent) for _, parent in parts)
+
+    def label(self, start, width):
+        """The posterior of the best label of a span that is no symbol of the binarisation."""
+        return max(self.top[start, width, symbol] * real for symbol, real in enumerate(self.real))
+
+
+def rules_of(nodes):
+    """For each node the anchored rule below it, None for a word."""
+    at = {(node.start, node.width): node for node in nodes}
+    return [
+        (n.start, n.split, n.width, n.bottom, at[n.start, n.split].top, at[n.start + n.split, n.width - n.split].top)
+        if n.split
+        else None
+        for n in nodes
+    ]

@@ -63,8 +63,11 @@ class CoarseToFine:
             log_z = known[0].log_z
             if self.decoder == FREE:
                 nodes = torch.stack([posteriors.nodes for posteriors in known]).sum(0)
-                trees = free_recall(kept, nodes, lengths, self.real)
-                return [Found(tree, z, -math.inf) for tree, z in zip(trees, log_z.tolist(), strict=True)]
+                trees = free_recall(kept, nodes, lengths, self.real, self.coarse.inner)
+                return [
+                    Found(tree if z > -math.inf else None, z, -math.inf)
+                    for tree, z in zip(trees, log_z.tolist(), strict=True)
+                ]
             worths = [self._worth(forest, kept, posteriors) for posteriors in known]
             edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
             chosen = best_edges(forest, edges, leaves)
@@ -189,7 +192,7 @@ def skeletons(forest: Forest, kept: Kept, chosen: Tensor) -> list[Skeleton | Non
     return found
 
 
-def free_recall(kept: Kept, posterior: Tensor, lengths: Tensor, real: Tensor) -> list[Skeleton | None]:
+def free_recall(kept: Kept, posterior: Tensor, lengths: Tensor, real: Tensor, inner: int) -> list[Skeleton | None]:
     """argmax over all binary trees of sum of mu(label, i, j), with the best label of each span, or none."""
     batch, n = len(lengths), int(lengths.max())
     cell = (kept.sentence * n + kept.start) * n + kept.width - 1  # [sentence, start, width]
@@ -221,7 +224,7 @@ def free_recall(kept: Kept, posterior: Tensor, lengths: Tensor, real: Tensor) ->
         while waiting:
             at, width = waiting.pop()
             label, below, left = (table[sentence][at][width - 1] for table in (tops, bottoms, parts))
-            nodes.append(Node(at, width, label, below, left))
+            nodes.append(Node(at, width, label, label if label >= inner else below, left))
             if left:
                 waiting += [(at + left, width - left), (at, left)]
         found.append(nodes)

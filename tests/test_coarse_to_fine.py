@@ -1,0 +1,208 @@
+"""Forests: the same sums, gradients and trees as charts where nothing is pruned, and still a tree where much is."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import WITH_GRAMMAR, Posteriors, listable, make, small
+from strategies import random_model
+
+from lvpcfg import InputError, Parser
+from lvpcfg.chart import coarse_to_fine, forest
+from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
+from lvpcfg.chart.decode import (
+    DECODERS,
+    FREE,
+    PRODUCT,
+    RECALL,
+    RULE_SUM,
+    VARIATIONAL,
+    VITERBI,
+    SymbolMap,
+    best_derivations,
+    free_recall,
+)
+from lvpcfg.chart.forest import Forest, Plan, log_likelihood
+from lvpcfg.chart.inside import Chart
+from lvpcfg.chart.outside import Outside
+from lvpcfg.chart.partition import log_partition
+
+
+def flat(leaf):
+    """[length, batch, states] -> [words of all sentences, states], and the lengths."""
+    return leaf.transpose(0, 1).flatten(0, 1), torch.full((leaf.shape[1],), leaf.shape[0])
+
+
+def found(case, leaf, decoder, threshold=0.0):
+    words, lengths = flat(leaf)
+    return CoarseToFine([case.grammar], decoder).parse([words], lengths, threshold, probabilities=True)
+
+
+@pytest.mark.parametrize("name", WITH_GRAMMAR)
+@pytest.mark.parametrize("decoder", [PRODUCT, RULE_SUM, VARIATIONAL, RECALL])
+def test_finds_the_best_of_all_trees(name, decoder):
+    case = small(name)
+    leaf = case.leaf(listable(case), 2)
+    log_z, _ = log_partition(case.form, leaf)
+    for b, one in enumerate(found(case, leaf, decoder)):
+        truth = Posteriors(case, leaf[:, b])
+        best = max(truth.objective(decoder, nodes) for nodes in truth.trees)
+        tree = tuple(one.skeleton)
+        assert truth.objective(decoder, tree) == pytest.approx(best, rel=1e-9)
+        assert one.log_z == pytest.approx(float(log_z[b]), rel=1e-12)
+        assert one.log_prob - one.log_z == pytest.approx(math.log(truth.trees[tree]), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", WITH_GRAMMAR)
+def test_viterbi_finds_the_best_derivation(name):
+    case = make(name)
+    leaf = case.leaf(6, 3)
+    # The chart sums over unary chains between two states here, as the forest does.
+    derivations, _ = best_derivations(case.form, leaf)
+    for states, one in zip(derivations, found(case, leaf, VITERBI), strict=True):
+        expected = [(n.start, n.width, case.symbol[n.top], case.symbol[n.bottom], n.split) for n in states]
+        assert [(n.start, n.width, n.top, n.bottom, n.split) for n in one.skeleton] == expected
+
+
+@pytest.mark.parametrize("name", WITH_GRAMMAR)
+def test_free_recall_is_that_of_charts(name):
+    case = make(name)
+    leaf = case.leaf(6, 3)
+    chart = Chart(case.form, leaf)
+    expected = free_recall(SymbolMap(case.grammar, leaf), chart, Outside(chart, torch.ones_like(chart.log_z)))
+    for one, other in zip(found(case, leaf, FREE), expected, strict=True):
+        assert [(n.start, n.width, n.top) for n in one.skeleton] == [(n.start, n.width, n.top) for n in other]
+
+
+def test_sentences_of_different_lengths_are_parsed_together():
+    case = make("rule tensors, unary")
+    parts = [case.leaf(length, 1, seed=length) for length in (5, 1, 3, 5)]
+    words = torch.cat([part.squeeze(1) for part in parts])
+    together = CoarseToFine([case.grammar], PRODUCT).parse([words], torch.tensor([5, 1, 3, 5]), 0.0, probabilities=True)
+    for part, one in zip(parts, together, strict=True):
+        (alone,) = found(case, part, PRODUCT)
+        assert one.skeleton == alone.skeleton
+        assert (one.log_z, one.log_prob) == pytest.approx((alone.log_z, alone.log_prob), rel=1e-12)
+
+
+def test_pruning_leaves_less_and_still_a_tree():
+    case = make("rule tensors, unary")
+    leaf = case.leaf(7, 2) ** 8  # some words are far likelier than others
+    exact = [one.log_z for one in found(case, leaf, PRODUCT)]
+    for threshold in (1e-4, 1e-2):
+        pruned = found(case, leaf, PRODUCT, threshold)
+        assert all(one.skeleton for one in pruned)
+        assert all(one.log_z < z for one, z in zip(pruned, exact, strict=True))
+        exact = [one.log_z for one in pruned]
+
+
+class TestProduct:
+    def test_of_a_grammar_with_itself_is_that_grammar(self):
+        case = make("rule tensors, unary")
+        words, lengths = flat(case.leaf(6, 3))
+        for decoder in (PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE):
+            one, two = (
+                CoarseToFine([case.grammar] * times, decoder).parse([words] * times, lengths, 0.0, False)
+                for times in (1, 2)
+            )
+            assert [found.skeleton for found in one] == [found.skeleton for found in two]
+
+    def test_adds_up_what_a_tree_is_worth(self):
+        cases = [small("rule tensors, unary", seed) for seed in (1, 2)]
+        cases[1] = replace(cases[1], grammar=replace(cases[1].grammar, root=cases[1].grammar.root ** 3))
+        cases[1].full.root **= 3
+        leaves = [case.leaf(3, 2, seed) for case, seed in zip(cases, (3, 4), strict=True)]
+        for decoder in (PRODUCT, RULE_SUM, VARIATIONAL, RECALL):
+            parser = CoarseToFine([case.grammar for case in cases], decoder)
+            parses = parser.parse([flat(leaf)[0] for leaf in leaves], torch.tensor([3, 3]), 0.0, False)
+            for b, one in enumerate(parses):
+                truths = [Posteriors(case, leaf[:, b]) for case, leaf in zip(cases, leaves, strict=True)]
+                worth = {nodes: sum(truth.objective(decoder, nodes) for truth in truths) for nodes in truths[0].trees}
+                assert worth[tuple(one.skeleton)] == pytest.approx(max(worth.values()), rel=1e-9)
+
+    def test_takes_grammars_of_the_same_rules(self):
+        one, two = random_model(), random_model(1)
+        assert Parser([one, two], device="cpu").parse(["dog", "barks"]).leaves() == ["dog", "barks"]
+        other = replace(two, grammar=replace(two.grammar, binary_rules=two.grammar.binary_rules.flip(0)))
+        with pytest.raises(InputError, match=r"model 2 of 2 has other symbols, rules or binarisation than the first"):
+            Parser([one, other])
+        with pytest.raises(InputError, match="viterbi takes one model"):
+            Parser([one, two], decoder="viterbi")
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_parser_agrees_with_exhaustive_charts(decoder):
+    model = random_model()
+    sentences = [["dog"], ["dog", "barks"], ["barks", "dog", "new", "dog"], ["dog"] * 6]
+    pruned, exhaustive = (Parser(model, decoder, "cpu", "float64", prune) for prune in (1e-12, 0))
+    for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
+        assert one.tree == two.tree
+        if decoder != FREE:  # whose trees are not those of a forest
+            assert one.log_prob == pytest.approx(two.log_prob, rel=1e-9)
+        assert one.sentence_log_prob == pytest.approx(two.sentence_log_prob, rel=1e-9)
+
+
+def test_what_pruning_loses_is_parsed_again():
+    parser = Parser(random_model(), device="cpu", prune=0.9)  # of a sentence with several trees nothing is left
+    sentence = ["barks", "dog", "new", "dog"]
+    assert parser.parse(sentence).leaves() == sentence
+    assert parser.counts.looser > 0
+    assert parser.counts.fallbacks == 0
+
+
+def test_a_node_without_edges_has_no_say_in_the_scale_of_its_parents():
+    """A pruned child whose exponent is large beside those that exist: once, all else underflowed."""
+    # Node 2 <- (0, 3) or (0, 1); node 3 has no edge. The leaves are tiny.
+    columns = torch.tensor([[1, 0, 2, 0, 3], [1, 0, 2, 0, 1], [2, 1, 4, 2, 6]]).unbind(1)
+    packed = Forest(5, *columns, leaves=torch.tensor([0, 1]), tops=torch.tensor([4]))
+    plan = Plan(packed, torch.ones(2, 3, dtype=torch.int64))
+    tiny = torch.tensor([[1e-30], [1e-30]])
+    scores = plan.inside(plan.weights(torch.ones(2)), tiny)
+    assert float(scores.log_z) == pytest.approx(math.log(1e-30) * 2, rel=1e-6)
+
+
+class TestGradients:
+    @pytest.fixture
+    def packed(self):
+        case = make("rule tensors, unary")
+        parser = CoarseToFine([case.grammar], PRODUCT)
+        words, lengths = flat(case.leaf(4, 2))
+        kept = parser.coarse.kept(case.leaf(4, 2), 0.0, torch.arange(2))
+        packed = parser.coarse.forest(kept, lengths, 0.0)
+        rules = parser.rules[0]
+        word = 4 * kept.sentence[packed.leaves] + kept.start[packed.leaves]
+        return packed, rules, rules.leaf(words, word, kept.symbol[packed.leaves])
+
+    def test_are_numerical_derivatives(self, packed):
+        packed, rules, leaf = packed
+        plan = Plan(packed, rules.sizes)
+        inputs = (rules.values.clone().requires_grad_(), leaf.clone().requires_grad_())
+        assert torch.autograd.gradcheck(lambda *inputs: log_likelihood(plan, *inputs), inputs)
+
+    def test_do_not_depend_on_how_edges_are_cut_up(self, packed, monkeypatch):
+        packed, rules, leaf = packed
+        expected = Fine(packed, rules, leaf).posteriors()
+        for name, size in (("CHUNK", 64), ("BATCH", 0)):
+            monkeypatch.setattr(forest, name, size)
+            again = Fine(packed, rules, leaf).posteriors()
+            assert torch.allclose(again.edges, expected.edges, rtol=1e-12)
+            assert torch.allclose(again.log_z, expected.log_z, rtol=1e-12)
+
+    def test_posteriors_of_edges_into_a_node_add_up_to_its_own(self, packed):
+        packed, rules, leaf = packed
+        known = Fine(packed, rules, leaf).posteriors()
+        sums = torch.zeros_like(known.nodes).index_add(0, packed.parent, known.edges)
+        inner = torch.ones_like(sums, dtype=torch.bool)
+        inner[packed.leaves] = False
+        inner[-2:] = False
+        assert torch.allclose(sums[inner], known.nodes[inner], rtol=1e-10)
+        assert torch.allclose(known.nodes[packed.tops], torch.ones(2, dtype=torch.float64))
+
+
+def test_best_edges_leave_out_what_is_impossible():
+    columns = torch.tensor([[1, 0, 2, 0, 1], [1, 0, 2, 1, 0]]).unbind(1)
+    packed = Forest(3, *columns, leaves=torch.tensor([0, 1]), tops=torch.tensor([2]))
+    edges = torch.tensor([-math.inf, -3.0])
+    assert coarse_to_fine.best_edges(packed, edges, torch.zeros(2)).tolist()[2] == 1
+    assert coarse_to_fine.best_edges(packed, edges - math.inf, torch.zeros(2)).tolist()[2] == -1
