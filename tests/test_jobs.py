@@ -3,26 +3,20 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from io import StringIO
-from pathlib import Path
 
 import pytest
 import yaml
 from nltk.tree import Tree
-from rich.console import Console
+from running import ROOT, command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
-from lvpcfg.estimate.training import ESTIMATORS, Options
+from lvpcfg.estimate.training import ESTIMATORS
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig
 from lvpcfg.jobs.main import JOBS
-from lvpcfg.jobs.run import Run
 from lvpcfg.trees.brackets import format_tree, trees_from_text
 from lvpcfg.trees.walk import words
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -32,36 +26,6 @@ def schema():
 
 def test_every_job_is_known_to_the_check():
     assert list(JOBS) == list(job_config.JOBS)
-
-
-def run(job, folder, **options):
-    """Runs a job in this process; returns its figures and what it printed."""
-    settings = {
-        "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
-        "binarisation": BinarisationConfig("right", 0, 1, "collapse"),
-        "estimator": Options(),
-        "signature": "english",
-        **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
-        **dict.fromkeys(("model", "input", "output", "gold", "test", "parameters")),
-        "decoder": "max-rule",
-        "device": "cpu",
-        "dtype": "float32",
-        "threads": 1,
-        "prune": 5e-5,
-    }
-    printed = StringIO()
-    result = Run(folder, Console(file=printed, width=120))
-    if job != "train":
-        result.begin()
-    JOBS[job](Config(job=job, **(settings | options)), result)
-    result.finish()
-    return result.result, printed.getvalue()
-
-
-def command(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
 
 
 # ---------------------------------------------------------------- the command line

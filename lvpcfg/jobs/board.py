@@ -19,7 +19,7 @@ from lvpcfg.trees.walk import words
 SIZES = ("log_likelihood_per_word", "states", "rules")
 DEV = ("precision", "recall", "f1", "f1_all", "tagging_accuracy", "errors")
 BEST = ("f1", "log_likelihood_per_word")  # what the HParams tab compares trainings by
-SAMPLES, SHORT, LONG = 3, 6, 14  # sentences of so many words are drawn
+SAMPLES, LENGTH = 3, 10  # so many sentences, of about so many words, are drawn
 
 
 class Board:
@@ -61,8 +61,8 @@ class Board:
 
     def parses(self, step: int, gold: list[Tree], found: list[Tree]) -> None:
         """The same few sentences each time."""
-        numbers = [i for i, tree in enumerate(gold) if SHORT <= len(words(tree)) <= LONG] or range(len(gold))
-        for i in numbers[:SAMPLES]:
+        by_length = sorted(range(len(gold)), key=lambda i: abs(len(words(gold[i])) - LENGTH))
+        for i in by_length[:SAMPLES]:
             figure = draw_trees({"gold": gold[i], "predicted": found[i]}, gold="gold")
             self.writer.add_figure(f"parses/sentence_{i + 1}", figure, step)
 
