@@ -313,17 +313,10 @@ def test_killed_terminated_interrupted_and_taken_up(tmp_path):
         if kind != signal.SIGKILL:
             line = f"python {ROOT / 'run.py'} {' '.join(options)} resume=true hydra.run.dir={folder}"
             assert printed.strip().split("\n")[-1] == line
-    done = command(*options, "resume=true", f"hydra.run.dir={folder}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "goes on after iteration" in done.stdout
-    run(
-        "train",
-        tmp_path / "whole",
-        train=str(tmp_path / "train.mrg"),
-        dev=str(tmp_path / "dev.mrg"),
-        estimator=EMOptions(states=4, iterations=30),
-        evaluate_every=10,
-    )
+    settings = {"train": str(tmp_path / "train.mrg"), "dev": str(tmp_path / "dev.mrg"), "evaluate_every": 10}
+    settings["estimator"] = EMOptions(states=4, iterations=30)
+    run("train", folder, **settings, resume=True)
+    run("train", tmp_path / "whole", **settings)
     assert model_files(folder / "model") == model_files(tmp_path / "whole/model")
     results = [json.loads((path / "result.json").read_text()) for path in (folder, tmp_path / "whole")]
     assert without_times(results[0]) == without_times(results[1])

@@ -21,7 +21,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.training import EM, Checkpoint, SplitMergeOptions, Trainer
 from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.grammar.model import Model
-from lvpcfg.jobs.config import JOBS, Config
+from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
 from lvpcfg.parser import Parser, _device
 from lvpcfg.trees.brackets import format_tree, read_trees
@@ -33,6 +33,7 @@ from lvpcfg.trees.walk import words
 if TYPE_CHECKING:
     from lvpcfg.jobs.board import Board
 
+MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
 Record = dict[str, float]  # the figures of a grammar: after how many iterations, states, scores on dev and so on
 
 
@@ -214,8 +215,8 @@ class Training:
     def _board(self) -> Iterator["Board"]:
         from lvpcfg.jobs.board import Board  # a second that other jobs need not wait
 
-        options = {name: value for name, value in asdict(self.config).items() if name in JOBS["train"]}
-        options["seed"] = self.trainer.seed
+        settings = asdict(self.config) | {"seed": self.trainer.seed}
+        options = {name: settings[name] for name in MATTER}
         folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
         board = Board(folder, self.trainer.done + 1 if self.records else 0, self.run.config, options)
         try:
