@@ -210,7 +210,8 @@ def read_berkeley(stem: str) -> tuple[Grammar, Tensor, dict[str, int]]:
             columns,
             table[rows, columns],
             torch.zeros(len(entry)),
-            torch.zeros(len(tags)),
+            torch.zeros(len(entry), dtype=torch.int64),
+            torch.zeros(1, len(tags)),
             int((table != 0).sum(1).max()),
         ),
     )

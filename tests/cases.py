@@ -56,7 +56,15 @@ def make_grammar(
         root=random(sum(states)),
         binary=random(int(m[binary_rules].prod(1).sum())),
         unary=random(int(m[unary_rules].prod(1).sum())) * 0.1,
-        lexical=LexicalTable(torch.zeros(2).long(), nothing.long(), nothing, torch.ones(1), torch.ones(outer), 0),
+        lexical=LexicalTable(
+            torch.zeros(2).long(),
+            nothing.long(),
+            nothing,
+            torch.ones(1),
+            torch.zeros(1).long(),
+            torch.ones(1, outer),
+            0,
+        ),
     )
 
 

@@ -48,7 +48,8 @@ def random_model(seed: int = 0, states: tuple[int, ...] = (2, 3, 1, 4), dtype: t
         state=torch.tensor([0, states[2], *range(states[2], emitting)]),
         value=random(2 + states[3]),
         weight=random(4),
-        backoff=random(emitting),
+        source=torch.tensor([0, 1, 0, 1]),
+        backoff=random(2 * emitting).view(2, emitting),
         widest=max(2, states[3]),
     )
     grammar = Grammar(

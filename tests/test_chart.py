@@ -83,7 +83,15 @@ def plain_grammar(inner, outer, binary, unary=(), root=None) -> Grammar:
         root=torch.tensor([float(name == (root or inner[0])) for name in number], dtype=F64),
         binary=values(binary),
         unary=values(unary),
-        lexical=LexicalTable(torch.zeros(2).long(), nothing.long(), nothing, torch.ones(1), torch.ones(len(outer)), 0),
+        lexical=LexicalTable(
+            torch.zeros(2).long(),
+            nothing.long(),
+            nothing,
+            torch.ones(1),
+            torch.zeros(1).long(),
+            torch.ones(1, len(outer)),
+            0,
+        ),
     )
 
 

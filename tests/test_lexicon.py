@@ -34,20 +34,20 @@ def test_p_tag_given_word_by_hand():
     bank = treebank(*["run/N run/V the/D"] * 6, "new/N the/D", "New/V the/D")
     lexicon, unseen = build_lexicon(bank)
     assert lexicon.words == ("run", "the", "new", "New")
-    # Only "new" and "New" are first met in the second half; one is N, one is V: u(N) = u(V) = 1/2.
+    # Only "new" and "New" occur once; one is N, one is V: u(N) = u(V) = 1/2.
     assert sorted(lexicon.classes) == ["<unknown>-INITIAL-KNOWN", "<unknown>-lower"]
     tags, prior = tag_table(bank, lexicon, unseen)
     d, n, v = (bank.symbols.preterminals.index(tag) for tag in "DNV")
     table = tags.lookup(torch.arange(len(lexicon)))
     run, new, other = table[0], table[2], table[-1]
-    assert run[n] == pytest.approx((6 + 1e-4 / 2) / (12 + 1e-4))  # 12 occurrences: common
-    assert run[d] == 0
-    assert new[n] == pytest.approx((1 + 0.1 / 2) / 1.1)  # once: rare
-    assert new[v] == pytest.approx((0.1 / 2) / 1.1)
     lower = table[lexicon.unknown("frogs", first=False)]
-    assert lexicon.unknown("frogs", first=False) == len(lexicon) - 1  # <unknown>-lower-s was never met
-    assert torch.equal(lower, other)
-    assert table[lexicon.unknown("cat", False)][n] == pytest.approx((1 + 0.5 / 2) / 1.5)
+    assert lower[n] == pytest.approx((1 + 0.5 / 2) / 1.5)  # of <unknown>-lower: of <unknown>-lower-s there is no sample
+    assert lower[v] == pytest.approx((0.5 / 2) / 1.5)
+    assert run[n] == pytest.approx((6 + 1e-4 * lower[n]) / (12 + 1e-4))  # 12 occurrences: common
+    assert run[d] == 0
+    assert new[n] == pytest.approx((1 + 0.5 * lower[n]) / 1.5)  # once: rare
+    assert new[v] == pytest.approx((0.5 * lower[v]) / 1.5)
+    assert lexicon.unknown("Frogs", first=False) == len(lexicon) - 1  # nothing like it was met
     assert other[n] == other[v] == pytest.approx(0.5)
     assert torch.allclose(table.sum(1), torch.ones(len(lexicon), dtype=torch.float64))
     # 22 tokens, 2 samples of unseen words, and half a token for whatever else may come
@@ -80,18 +80,23 @@ def test_lookup_keeps_the_shape_and_lets_gradients_through():
         state=torch.tensor([0, 2, 1]),
         value=value,
         weight=torch.tensor([0.0, 1.0, 10.0]),
-        backoff=torch.tensor([0.1, 0.2, 0.3]),
+        source=torch.tensor([1, 0, 1]),
+        backoff=torch.tensor([[0.4, 0.5, 0.6], [0.1, 0.2, 0.3]]),
         widest=2,
     )
     rows = table.lookup(torch.tensor([[2, 0], [1, 2]]))
     assert rows.shape == (2, 2, 3)
-    expected = torch.tensor([[[1.0, 5.0, 3.0], [1.0, 0.0, 2.0]], [[0.1, 0.2, 0.3], [1.0, 5.0, 3.0]]])
+    expected = torch.tensor([[[1.0, 5.0, 3.0], [1.0, 0.0, 2.0]], [[0.4, 0.5, 0.6], [1.0, 5.0, 3.0]]])
     assert torch.allclose(rows, expected)
+    assert torch.allclose(table.column_sums(), table.lookup(torch.arange(3)).sum(0))
+    scaled = table.scale(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])).lookup(torch.arange(3))
+    factor = torch.tensor([1.0, 2.0, 3.0]).unsqueeze(1) * torch.tensor([4.0, 5.0, 6.0])
+    assert torch.allclose(scaled, table.lookup(torch.arange(3)) * factor)
     rows.sum().backward()
     assert value.grad.tolist() == [1.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(("tokens", "weight"), [(9, 0.1), (10, 0.1), (11, 1e-4)])
+@pytest.mark.parametrize(("tokens", "weight"), [(9, 0.5), (10, 0.5), (11, 1e-4)])
 def test_a_word_is_rare_up_to_ten_occurrences_also_in_expected_counts(tokens, weight):
     lexicon = Lexicon(("a",), (), "english")
     shares = torch.rand(50, 4, generator=torch.Generator().manual_seed(tokens)).softmax(1)
@@ -114,18 +119,33 @@ def test_a_signature_is_told_the_same_of_a_word_in_training_and_in_parsing():
     del SIGNATURES["spy"]
 
 
-def test_unseen_words_are_those_first_met_in_the_second_half():
+def test_unknown_words_are_like_those_that_occur_once():
     bank = treebank("a/X b/X", "a/X c/X", "d/Y a/X", "b/X E/Z d/Y")
     _, unseen = build_lexicon(bank)
     met = [bank.words[bank.lexical_rules[rule, 1]] for rule in bank.rule[unseen.node]]
-    assert met == ["d", "E"]
+    assert met == ["c", "E"]
 
 
-def test_without_a_second_half_all_words_stand_in_for_the_unseen():
-    bank = treebank("a/X b/Y", "a/X a/X")
+def test_where_no_word_occurs_once_all_words_stand_in_for_the_unknown():
+    bank = treebank("a/X b/Y", "a/X a/X b/Y")
     lexicon, unseen = build_lexicon(bank)
+    assert lexicon.classes == ()
     tags, _ = tag_table(bank, lexicon, unseen)
-    assert tags.backoff.tolist() == [0.75, 0.25]
+    assert tags.backoff.tolist() == [[0.6, 0.4]]
+
+
+def test_a_class_is_as_fine_as_its_sample_allows():
+    """Twelve words in -sing, three in -ring, one in -tted: the last two share a coarser class or have their own."""
+    once = [f"{letter}{letter}sing/A" for letter in "abcdefghijkl"] + ["paring/B", "boring/B", "daring/B", "netted/C"]
+    lexicon, unseen = build_lexicon(treebank(*once))
+    assert lexicon.classes == ("<unknown>-lower", "<unknown>-lower~sing")
+    numbers = {word: lexicon.classes[lexicon.unknown(word, False) - 16] for word in ("missing", "caring", "fitted")}
+    assert numbers == {"missing": "<unknown>-lower~sing", "caring": "<unknown>-lower", "fitted": "<unknown>-lower"}
+    tags, _ = tag_table(treebank(*once), lexicon, unseen)
+    assert lexicon.source.tolist() == [1] * 12 + [0] * 4 + [2] * 3
+    table = tags.lookup(torch.arange(len(lexicon)))
+    assert table[0] @ table[0] > 0.9  # like its neighbours
+    assert torch.allclose(table.sum(1), torch.ones(len(lexicon), dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +165,21 @@ def test_without_a_second_half_all_words_stand_in_for_the_unseen():
     ],
 )
 def test_english_signatures(word, first, known, expected):
-    assert english(word, first, known) == expected
+    assert english(word, first, known)[-2] == expected
+    assert expected.startswith(english(word, first, known)[-1])
+
+
+def test_fine_classes():
+    assert english("Running", False, False) == (
+        "<unknown>-CAPITAL~ning",
+        "<unknown>-CAPITAL~ing",
+        "<unknown>-CAPITAL~ng",
+        "<unknown>-CAPITAL-ing",
+        "<unknown>-CAPITAL",
+    )
+    assert suffix("ran", False, False) == ("<unknown>-lower",)
+    for word, pattern in (("1989-90", "0-0"), ("30-year", "0-a"), ("12.5", "0.0"), ("1980s", "0a"), ("F16", "a0")):
+        assert suffix(word, False, False)[0] == f"<unknown>~{pattern}"
 
 
 def test_signatures_are_a_registry(monkeypatch):
@@ -155,8 +189,8 @@ def test_signatures_are_a_registry(monkeypatch):
     register_signature("length", lambda word, first, known: str(len(word)))
     bank = treebank("a/X", "abc/Y")
     lexicon, _ = build_lexicon(bank, "length")
-    assert lexicon.encode(["a", "xyz", "xy"]) == [0, 2, 3]
-    assert suffix("casas", False, False) == "<unknown>-lower-sas"
+    assert lexicon.encode(["a", "xyz", "xy"]) == [0, 3, 4]
+    assert suffix("casas", False, False)[0] == "<unknown>-lower~sas"
     del SIGNATURES["length"]
 
 

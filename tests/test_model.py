@@ -171,9 +171,10 @@ def test_damaged_or_foreign_json(folder, text):
     refused(folder, "model.json")
 
 
-def test_newer_format(folder):
-    edit(folder, version=2, tensors_sha256=None, words=None)  # whatever it may look like
-    refused(folder, "newer lvpcfg")
+@pytest.mark.parametrize(("version", "says"), [(99, "newer lvpcfg"), (1, "older lvpcfg"), (0, "no format 0")])
+def test_other_formats(folder, version, says):
+    edit(folder, version=version, tensors_sha256=None, words=None)  # whatever it may look like
+    refused(folder, says)
 
 
 @pytest.mark.parametrize(

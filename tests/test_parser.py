@@ -119,7 +119,8 @@ def random_underflow():
         grammar.lexical,
         value=torch.zeros_like(grammar.lexical.value),
         weight=torch.ones(4).double(),
-        backoff=torch.tensor([1.0, 1e-3]).double(),
+        source=torch.zeros(4, dtype=torch.int64),
+        backoff=torch.tensor([[1.0, 1e-3]]).double(),
     )
     return replace(
         model,

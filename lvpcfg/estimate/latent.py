@@ -115,8 +115,9 @@ class Latent:
 
     def parameters(self, counts: Counts, smoothing: Smoothing | None = None) -> Counts:
         """The M-step. Lexical parameters are those of words alone, relative frequencies where nothing is smoothed."""
-        # Trees of one word have no rules, and segment_reduce takes no empty vector.
-        sums = torch.segment_reduce(counts.rules, "sum", lengths=self.row_length) if len(counts.rules) else counts.rules
+        sums = counts.rules  # of a grammar without rules
+        if len(sums):
+            sums = torch.segment_reduce(counts.rules, "sum", lengths=self.row_length)
         total = torch.zeros_like(counts.root).index_add(0, self.row_state, sums)
         rules = counts.rules * torch.repeat_interleave(_inverse(total)[self.row_state], self.row_length)
         root = counts.root / counts.root.sum()
@@ -125,7 +126,10 @@ class Latent:
             total = words.new_zeros(self.pairs.states).index_add(0, self.pairs.state, words)
             return Counts(root, rules, words * _inverse(total)[self.pairs.state])
         table = self.lexical_table(counts, smoothing)
-        words = table.value + table.weight[self.pairs.entry] * table.backoff[self.pairs.state]
+        words = (
+            table.value
+            + table.weight[self.pairs.entry] * table.backoff[table.source[self.pairs.entry], self.pairs.state]
+        )
         return Counts(root, self._smooth_rules(rules, smoothing), words * self.known)
 
     def tied(self, lexical: Tensor) -> Tensor:
@@ -145,8 +149,9 @@ class Latent:
         values = torch.cat([table.value, table.value.new_zeros(1)])[self.places].unsqueeze(-1)  # [pairs, states, 1]
         values = torch.bmm(matrix[self.pair_tag], values).squeeze(-1)
         inside = torch.arange(matrix.shape[-1]) < self.states[self.inner :].unsqueeze(1)
-        padded = table.backoff.new_zeros(inside.shape).masked_scatter(inside, table.backoff).unsqueeze(-1)
-        backoff = torch.bmm(matrix[self.inner :], padded).squeeze(-1)[inside]
+        padded = table.backoff.new_zeros(len(table.backoff), *inside.shape)  # [sources, tags, states]
+        padded[:, inside] = table.backoff
+        backoff = torch.einsum("tij,btj->bti", matrix[self.inner :], padded)[:, inside]
         return replace(table, value=values[self.places < len(table.value)], backoff=backoff)
 
     def _smooth_rules(self, rules: Tensor, smoothing: Smoothing) -> Tensor:

@@ -103,6 +103,7 @@ class Grammar:
                 state=moved(self.lexical.state),
                 value=moved(self.lexical.value),
                 weight=moved(self.lexical.weight),
+                source=moved(self.lexical.source),
                 backoff=moved(self.lexical.backoff),
             ),
         )

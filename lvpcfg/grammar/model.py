@@ -27,8 +27,8 @@ from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
-LEXICAL = ("row", "state", "value", "weight", "backoff")
-FORMAT, VERSION = "lvpcfg", 1
+LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
+FORMAT, VERSION = "lvpcfg", 2
 MOST_STATES = 1_000_000
 
 
@@ -81,9 +81,9 @@ class Model:
 def _tensors(model: Model) -> dict[str, Tensor]:
     grammar = model.grammar
     tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
-    tensors["hierarchy"] = grammar.hierarchy.flatten()
+    tensors["hierarchy"] = grammar.hierarchy
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().flatten().cpu().clone() for name, tensor in tensors.items()}
 
 
 def _description(model: Model, tensors: bytes) -> dict[str, Any]:
@@ -173,6 +173,8 @@ class _Reader:
             self.refuse(f"it is in format {show(version)} of a newer lvpcfg, and this one reads up to {VERSION}")
         if version < 1:
             self.refuse(f"there is no format {show(version)}")
+        if version < VERSION:
+            self.refuse(f"it is in format {version} of an older lvpcfg, which this one no longer reads: train it again")
 
     def model(self) -> Model:
         symbols = Symbols(self.names("interminals"), self.names("preterminals"))
@@ -196,8 +198,6 @@ class _Reader:
         return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict))
 
     def hierarchy(self, states: list[int]) -> Tensor:
-        if "hierarchy" not in self.tensors:  # models saved before there was one
-            return torch.zeros(0, sum(states), dtype=torch.int64)
         ancestors = self.indices("hierarchy")
         if len(ancestors) % sum(states):
             self.refuse(f"the tensor 'hierarchy' has {len(ancestors)} numbers, no multiple of {sum(states)} states")
@@ -215,14 +215,18 @@ class _Reader:
             self.refuse(str(error).rstrip("."))
 
     def lexical(self, entries: int, states: int) -> LexicalTable:
-        weight, backoff = self.floats("lexical.weight", entries), self.floats("lexical.backoff", states)
+        weight, source = self.floats("lexical.weight", entries), self.indices("lexical.source")
+        sources = int(source.max()) + 1 if len(source) else 0
+        if len(source) != entries or not sources or int(source.min()) < 0 or sources > entries:
+            self.refuse(f"the tensor 'lexical.source' should have a row for each of {entries} entries")
+        backoff = self.floats("lexical.backoff", sources * states).view(sources, states)
         row, state = self.indices("lexical.row"), self.indices("lexical.state")
         if len(row) != entries + 1 or row[0] != 0 or row[-1] != len(state) or bool((row[1:] < row[:-1]).any()):
             self.refuse("the tensor 'lexical.row' does not divide 'lexical.state' into rows")
         if bool(((state < 0) | (state >= states)).any()):
             self.refuse(f"the tensor 'lexical.state' names a state outside of 0 .. {states - 1}")
         value = self.floats("lexical.value", len(state))
-        return LexicalTable(row, state, value, weight, backoff, widest=int((row[1:] - row[:-1]).max()))
+        return LexicalTable(row, state, value, weight, source, backoff, widest=int((row[1:] - row[:-1]).max()))
 
     def get(self, key: str, kind: type) -> Any:
         value = self.description.get(key)

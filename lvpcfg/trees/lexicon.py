@@ -1,16 +1,17 @@
 """Words -> lexical entries, and the smoothed p(tag | word) behind q(a -> x | h, a).
 
-Petrov & Klein 2007: with u(s) = p(s | unseen word) over the states s of all preterminals,
+As in Petrov & Klein 2007 a word is smoothed towards unknown words, but towards those that look like it:
 
-    p(s | word)  = (c(s, word) + k u(s)) / (c(word) + k),   k = 1e-4 above 10 occurrences, else 0.1
-    p(s | class) = (c(s, class) + 0.5 u(s)) / (c(class) + 0.5)     for the signature of an unknown word
+    p(s | word)  = (c(s, word) + k p(s | class of word)) / (c(word) + k),   k = 1e-4 above 10 occurrences, else 0.5
+    p(s | class) = (c(s, class) + 0.5 u(s)) / (c(class) + 0.5),             u(s) = p(s | unknown word)
     q(s -> x)    = p(s | x) p(x) / p(s),   p(s) = sum over x of p(s | x) p(x)
 
-so that sum_x q(s -> x) = 1 over known words, signature classes and one last entry for signatures
-never met. The statistics of unseen words come from the words first met in the second half of the
-treebank.
+over the states s of all preterminals, so that sum_x q(s -> x) = 1 over known words, classes of unknown words
+and one last entry for all else. What unknown words are like is seen from the words that occur once. A signature names
+classes from fine to coarse; a word belongs to the finest that has enough of a sample.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,12 +22,13 @@ from torch import Tensor
 from lvpcfg.trees.signatures import get_signature
 from lvpcfg.trees.treebank import Treebank
 
-RARE, RARE_WEIGHT, COMMON_WEIGHT, UNKNOWN_WEIGHT = 10, 0.1, 1e-4, 0.5
+RARE, RARE_WEIGHT, COMMON_WEIGHT, UNKNOWN_WEIGHT = 10, 0.5, 1e-4, 0.5
+SAMPLE = 10  # words that a class is seen from, at the least
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Maps words to entries: known words, then signature classes, then everything else."""
+    """Maps words to entries: known words, then classes of unknown words, then everything else."""
 
     words: tuple[str, ...]
     classes: tuple[str, ...]
@@ -51,25 +53,37 @@ class Lexicon:
 
     def unknown(self, word: str, first: bool) -> int:
         """The entry of `word` if it is unknown."""
-        return self._classes.get(self.class_of(word, first), len(self) - 1)
+        return next(
+            (self._classes[name] for name in self.classes_of(word, first) if name in self._classes), len(self) - 1
+        )
 
-    def class_of(self, word: str, first: bool) -> str:
+    def classes_of(self, word: str, first: bool) -> Sequence[str]:
+        """The classes that the signature has for `word`, finest first."""
         lower = word.lower()
-        return get_signature(self.signature)(word, first, lower != word and lower in self._words)
+        classes = get_signature(self.signature)(word, first, lower != word and lower in self._words)
+        return (classes,) if isinstance(classes, str) else classes
+
+    @cached_property
+    def source(self) -> Tensor:
+        """[entries]: the class that each word is smoothed towards; for classes one past the last, all unknown words."""
+        words, last = len(self.words), len(self.classes)
+        looks_like = [self.unknown(word, first=False) - words for word in self.words]
+        return torch.tensor(looks_like + [last] * (last + 1))
 
 
 @dataclass(frozen=True, eq=False)
 class LexicalTable:
-    """Non-negative or signed numbers for every (entry, state): sparse rows plus a rank-one part.
+    """Non-negative or signed numbers for every (entry, state): sparse rows, plus a multiple of one of a few full rows.
 
-    table[entry, state] = values of the entry's row + weight[entry] * backoff[state]
+    table[entry, state] = values of the entry's row + weight[entry] * backoff[source[entry], state]
     """
 
     row: Tensor  # [entries + 1]: where each entry's values begin
     state: Tensor  # [values]: 0 .. states of all preterminals
     value: Tensor  # [values]
     weight: Tensor  # [entries]
-    backoff: Tensor  # [states]
+    source: Tensor  # [entries]
+    backoff: Tensor  # [sources, states]
     widest: int  # values in the longest row: known beforehand, so that a lookup waits for no device
 
     def lookup(self, entries: Tensor) -> Tensor:
@@ -80,7 +94,7 @@ class LexicalTable:
         inside = place < end
         place = torch.where(inside, place, 0)
         values = torch.where(inside, self.value[place], 0)
-        dense = self.weight[entries].unsqueeze(-1) * self.backoff
+        dense = self.weight[entries].unsqueeze(-1) * self.backoff[self.source[entries]]
         return dense.scatter_add(-1, self.state[place], values)
 
     def scale(self, entry_factor: Tensor, state_factor: Tensor) -> "LexicalTable":
@@ -92,34 +106,45 @@ class LexicalTable:
 
     def column_sums(self) -> Tensor:
         """[states]: the sum over all entries."""
-        sums = torch.zeros_like(self.backoff).index_add(0, self.state, self.value)
-        return sums + self.weight.sum() * self.backoff
+        weight = self.weight.new_zeros(len(self.backoff)).index_add(0, self.source, self.weight)
+        return (weight @ self.backoff).index_add(0, self.state, self.value)
 
 
 @dataclass(frozen=True, eq=False)
 class UnseenSample:
-    """Nodes of a treebank that stand for unknown words: first tokens of words first met late."""
+    """Nodes of a treebank that stand for unknown words: the words that occur once."""
 
     node: Tensor  # [samples]
-    entry: Tensor  # [samples]: the signature class of each
+    entry: Tensor  # [samples]: the class of each
 
 
 def build_lexicon(treebank: Treebank, signature: str = "english") -> tuple[Lexicon, UnseenSample]:
     """The lexicon of a treebank, and its sample of unseen words."""
-    leaves = treebank.is_lexical.nonzero().squeeze(1)  # in the order of the text
+    leaves = treebank.is_lexical.nonzero().squeeze(1)
     word = treebank.lexical_rules[treebank.rule[leaves], 1]
-    # Words are numbered in the order of first occurrence, so the running maximum grows at each.
-    is_first = torch.ones_like(word, dtype=torch.bool)
-    is_first[1:] = word[1:] > word.cummax(0).values[:-1]
-    node = leaves[is_first & (leaves >= treebank.roots[len(treebank) // 2])]
-
+    node = leaves[torch.bincount(word)[word] == 1]
     known = Lexicon(treebank.words, (), signature)
-    sampled = [treebank.words[i] for i in treebank.lexical_rules[treebank.rule[node], 1].tolist()]
-    firsts = (treebank.start[node] == 0).tolist()
-    classes = {known.class_of(word, first) for word, first in zip(sampled, firsts, strict=True)}
+    numbers, firsts = treebank.lexical_rules[treebank.rule[node], 1].tolist(), (treebank.start[node] == 0).tolist()
+    sample = [(treebank.words[number], first) for number, first in zip(numbers, firsts, strict=True)]
+    classes = _classes([known.classes_of(word, first) for word, first in sample])
     lexicon = Lexicon(treebank.words, tuple(sorted(classes)), signature)
-    entry = [lexicon.unknown(word, first) for word, first in zip(sampled, firsts, strict=True)]
+    entry = [lexicon.unknown(word, first) for word, first in sample]
     return lexicon, UnseenSample(node, torch.tensor(entry, dtype=torch.int64))
+
+
+def _classes(sample: list[Sequence[str]]) -> set[str]:
+    """The classes to have, given those of each word of the sample, finest first.
+
+    From the finest on, those with enough words; words that are in none of them try the next coarser. The coarsest are
+    there however few they have.
+    """
+    found: set[str] = set()
+    waiting = [list(reversed(classes)) for classes in sample if classes]  # the next one stands last
+    while waiting:
+        counts = Counter(classes[-1] for classes in waiting)
+        found |= {classes[-1] for classes in waiting if counts[classes[-1]] >= SAMPLE or len(classes) == 1}
+        waiting = [classes[:-1] for classes in waiting if classes[-1] not in found]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +166,8 @@ class LexicalPairs:
         sampled = is_class[self.entry].to(count.dtype) if bool((total[is_class] > 0).any()) else 1
         unseen = count.new_zeros(self.states).index_add(0, self.state, count * sampled)
 
+        unseen = unseen / unseen.sum()
+
         added = torch.full_like(total, RARE_WEIGHT)  # k
         added[total.round() > RARE] = COMMON_WEIGHT  # expected counts of one word add up to a whole number
         added[is_class] = UNKNOWN_WEIGHT
@@ -149,12 +176,22 @@ class LexicalPairs:
             state=self.state,
             value=count / (total + added)[self.entry],
             weight=added / (total + added),
-            backoff=unseen / unseen.sum(),
+            source=self.lexicon.source.to(count.device),
+            backoff=self._backoff(count, total, unseen),
             widest=self.widest,
         )
         prior = total.clone()
         prior[-1] = UNKNOWN_WEIGHT
         return table, prior / prior.sum()
+
+    def _backoff(self, count: Tensor, total: Tensor, unseen: Tensor) -> Tensor:
+        """[classes + 1, states]: p(s | class), and u(s)."""
+        words, classes = len(self.lexicon.words), len(self.lexicon.classes)
+        sampled = self.entry >= words
+        place = (self.entry[sampled] - words) * self.states + self.state[sampled]
+        counts = count.new_zeros((classes + 1) * self.states).index_add(0, place, count[sampled])
+        table = counts.view(classes + 1, self.states) + UNKNOWN_WEIGHT * unseen
+        return table / (total[words:] + UNKNOWN_WEIGHT).unsqueeze(1)
 
     @cached_property
     def row(self) -> Tensor:
@@ -168,6 +205,6 @@ class LexicalPairs:
 
 def emissions(tags: LexicalTable, prior: Tensor) -> LexicalTable:
     """q(s -> x) = p(s | x) p(x) / p(s); a state that nothing emits stays at zero."""
-    joint = tags.scale(prior, torch.ones_like(tags.backoff))
+    joint = tags.scale(prior, torch.ones_like(tags.backoff[0]))
     marginal = joint.column_sums()
     return joint.scale(torch.ones_like(prior), torch.where(marginal > 0, 1 / marginal, 0.0))

@@ -1,32 +1,49 @@
-"""What an unknown word looks like: named functions from a word to a coarse class.
+"""What an unknown word looks like: named functions from a word to classes of words, from fine to coarse.
 
-`english` follows Petrov & Klein 2007 (capitals, digits, dashes, English suffixes); `suffix` knows
-no language: the shape of the word and its last letters. Bring your own with `register_signature`.
+`english` ends in the classes of Petrov & Klein 2007 (capitals, digits, dashes, English suffixes); `suffix` knows
+no language. Finer than both are a word's last letters, and what a number looks like. Bring your own with
+`register_signature`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from lvpcfg.errors import InputError, show
 
-# (word, is it the first of its sentence, is its lower-cased form another, known word) -> class
-Signature = Callable[[str, bool, bool], str]
+# (word, is it the first of its sentence, is its lower-cased form another, known word) -> its class, or its classes,
+# finest first
+Signature = Callable[[str, bool, bool], str | Sequence[str]]
 
 SUFFIXES = ("ing", "ion", "est", "ity", "ed", "er", "ly", "al", "y")
 
 
-def english(word: str, first: bool, lower_known: bool) -> str:
-    shape, lower = _shape(word, first, lower_known), word.lower()
+def english(word: str, first: bool, lower_known: bool) -> tuple[str, ...]:
+    shape = _shape(word, first, lower_known)
+    return (*_fine(word, shape), shape + _english_suffix(word), shape)
+
+
+def suffix(word: str, first: bool, lower_known: bool) -> tuple[str, ...]:
+    shape = _shape(word, first, lower_known)
+    return (*_fine(word, shape), shape)
+
+
+def _english_suffix(word: str) -> str:
+    lower = word.lower()
     if word.isupper():
-        return shape
+        return ""
     if len(word) >= 3 and re.search("[^siu]s$", lower):
-        return shape + "-s"
+        return "-s"
     ending = next((suffix for suffix in SUFFIXES if lower.endswith(suffix)), None)
-    return f"{shape}-{ending}" if ending and len(word) >= 5 else shape
+    return f"-{ending}" if ending and len(word) >= 5 else ""
 
 
-def suffix(word: str, first: bool, lower_known: bool) -> str:
-    return f"{_shape(word, first, lower_known)}-{word[-3:].lower() if len(word) > 4 else ''}"
+def _fine(word: str, shape: str) -> tuple[str, ...]:
+    """By the last letters, or by the pattern of digits and letters: 1989-90 is like 0-0."""
+    if any(character.isdigit() for character in word):
+        pattern = (("0" if character.isdigit() else "a" if character.isalpha() else character) for character in word)
+        return ("<unknown>~" + "".join(character for character, _ in groupby(pattern)),)
+    return tuple(f"{shape}~{word[-letters:].lower()}" for letters in (4, 3, 2) if len(word) > letters + 1)
 
 
 def _shape(word: str, first: bool, lower_known: bool) -> str:
