@@ -52,7 +52,9 @@ class Board:
             "made by binarisation": [pair for pair in inner if pair[0].startswith(INTERMEDIATE)],
             "tags": tags,
         }
-        self.writer.add_figure("states", draw_states({title: some for title, some in columns.items() if some}), step)
+        self.writer.add_figure(
+            "states_per_symbol", draw_states({title: some for title, some in columns.items() if some}), step
+        )
         self.writer.flush()
 
     def _scalars(self, step: int, numbers: dict[str, float]) -> None:
