@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -74,6 +75,10 @@ def _run(options: DictConfig) -> float | None:
         raise
     except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
         sys.exit(f"lvpcfg: {error}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
+            raise  # a mistake of ours
+        sys.exit("lvpcfg: there is not enough memory: a grammar with fewer states, or shorter sentences, need less.")
     return run.result.get("f1", run.result.get("log_likelihood_per_word"))
 
 

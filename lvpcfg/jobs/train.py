@@ -265,7 +265,7 @@ class Training:
         if self.gold:
             text += f", dev F1 {record['f1']:.2f}"
             if record["errors"]:
-                text += f" ({record['f1_all']:.2f} with the {record['errors']} sentences that EVALB drops)"
+                text += f" (EVALB drops {record['errors']} of {record['sentences']}; {record['f1_all']:.2f} with all)"
         return text + (", the best so far" if record is self.best else "")
 
     def _title(self, record: Record) -> str:
