@@ -147,10 +147,11 @@ def test_the_story_from_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch, capsys, error):
+def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch, error):
     def no_room(*_):
         raise error
 
+    monkeypatch.setattr("lvpcfg.jobs.main.signal.signal", lambda *_: None)  # this process keeps its own
     monkeypatch.setitem(JOBS, "evaluate", no_room)
     monkeypatch.setattr(sys, "argv", ["lvpcfg", "job=evaluate", f"hydra.run.dir={tmp_path}"])
     with pytest.raises(SystemExit, match="lvpcfg: there is not enough memory"):
