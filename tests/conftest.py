@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+        if item.get_closest_marker("browser") and not shutil.which("chromium"):
+            item.add_marker(pytest.mark.skip(reason="chromium is not installed"))
         if item.get_closest_marker("treebank") and not os.environ.get("LVPCFG_DATA"):
             item.add_marker(pytest.mark.skip(reason="LVPCFG_DATA names no folder of treebanks"))
 

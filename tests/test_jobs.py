@@ -2,25 +2,21 @@ import json
 import os
 import subprocess
 import sys
-from io import StringIO
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
 import yaml
 from nltk.tree import Tree
-from rich.console import Console
+from running import ROOT, command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
+from lvpcfg.estimate.training import ESTIMATORS
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, EstimatorConfig
-from lvpcfg.jobs.main import JOBS
-from lvpcfg.jobs.run import Run
+from lvpcfg.jobs.main import JOBS, main
 from lvpcfg.trees.brackets import format_tree, trees_from_text
 from lvpcfg.trees.walk import words
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -30,33 +26,6 @@ def schema():
 
 def test_every_job_is_known_to_the_check():
     assert list(JOBS) == list(job_config.JOBS)
-
-
-def run(job, folder, **options):
-    """Runs a job in this process; returns its figures and what it printed."""
-    settings = {
-        "data": DataConfig(train=options.pop("train", None), on_error=options.pop("on_error", "raise")),
-        "binarisation": BinarisationConfig("right", 0, 1, "collapse"),
-        "estimator": EstimatorConfig("count"),
-        "signature": "english",
-        **dict.fromkeys(("berkeley", "symbol", "model", "input", "output", "gold", "test", "parameters")),
-        "decoder": "max-rule",
-        "device": "cpu",
-        "dtype": "float32",
-        "threads": 1,
-    }
-    printed = StringIO()
-    result = Run(folder, Console(file=printed, width=120))
-    result.begin("")
-    JOBS[job](Config(job=job, **(settings | options)), result)
-    result.finish()
-    return result.result, printed.getvalue()
-
-
-def command(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
 
 
 # ---------------------------------------------------------------- the command line
@@ -85,7 +54,7 @@ def command(*arguments, cwd):
         (["threads=0"], "threads is 0: expected 1, 2, ..."),
         (["dtype=half"], "dtype is 'half': expected float32 or float64."),
         (["job=train", "gold=a.mrg"], "job=train does not use 'gold': it is an option of job=evaluate."),
-        (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=demo or job=train."),
+        (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=train."),
         (["job=train", "data=${job}"], "does not fit"),
         (["data.train=año.mrg"], "letters beyond ASCII"),
         (["binarisation.vertical=two"], "'two' of type 'str' could not be converted to Integer"),
@@ -93,7 +62,21 @@ def command(*arguments, cwd):
         (["binarisation.direction=up"], "direction is 'up': expected right or left."),
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (["job=tain"], "job is 'tain': expected demo, train, import, inspect, parse or evaluate."),
-        (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count."),
+        (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count or em or split_merge."),
+        (["job=train", "estimator.states=8"], "'estimator.states' is an option of estimator=em: choose that first."),
+        (["job=train", "estimator=em", "estimator.states=0"], "estimator.states is 0: expected 1 or more."),
+        (["job=train", "estimator=em", "estimator.states=two"], "'two' of type 'str' could not be converted"),
+        (["job=train", "estimator=em", "estimator.name=count"], "estimator.name is 'count': expected em."),
+        (["job=train", "estimator=split_merge", "estimator.merged=2"], "estimator.merged is 2.0: expected a fraction"),
+        (["job=train", "estimator=split_merge", "estimator.merged=nan"], "estimator.merged is nan"),
+        (
+            ["job=train", "estimator=em", "estimator.cycles=2"],
+            "'estimator.cycles' is an option of estimator=split_merge",
+        ),
+        (["job=train", "restarts=0"], "restarts is 0: expected 1, 2, ..."),
+        (["job=train", "checkpoint_every=0"], "checkpoint_every is 0: expected 1, 2, ..."),
+        (["job=train", "resume=maybe"], "'maybe' is not a valid bool"),
+        (["resume=true"], "job=demo does not use 'resume': it is an option of job=train."),
         (["signature=klingon"], "there is no word signature 'klingon': expected english or suffix"),
         (["job=train", "data.on_error=ignore"], "data.on_error is 'ignore': expected raise or skip."),
         (["train"], "'train' is no option: expected key=value, such as job=train."),
@@ -101,7 +84,7 @@ def command(*arguments, cwd):
         (["data.train=a=b"], "goes in quotes"),
         (["binarisation.vertical=1,2"], "add -m"),
         (["-m", "binarisation.vertical=1,3"], "vertical is 3: expected 1 or 2."),
-        (["-m", "estimator=count,em"], "there is no 'estimator=em'"),
+        (["-m", "estimator=count,emm"], "there is no 'estimator=emm'"),
     ],
 )
 def test_wrong_options_get_one_sentence(arguments, expected):
@@ -120,13 +103,30 @@ def test_wrong_options_get_one_sentence(arguments, expected):
         ["--help"],
         ["--cfg", "job", "job=train"],
         ["hydra/job_logging=none"],
-        ["-m", "estimator=glob(*)"],
+        ["-m", "job=train", "estimator=glob(*)"],
+        ["-m", "job=train", "estimator=em,split_merge", "seed=1,2"],
+        [
+            "job=train",
+            "estimator=em",
+            "estimator.states=16",
+            "data.dev=b.mrg",
+            "restarts=3",
+            "resume=true",
+            "threads=2",
+        ],
         ["job=demo", "job=train", "data.train=x"],
         ["++hydra.job.env_set.FOO=1"],
     ],
 )
 def test_right_options_pass(arguments):
     assert problem_with(arguments) is None
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_defaults_of_estimators_are_the_same_from_python_and_from_the_command_line(name):
+    written = yaml.safe_load((ROOT / f"conf/estimator/{name}.yaml").read_text())
+    assert written.pop("defaults") == [f"{name}_schema", "_self_"]
+    assert written == asdict(ESTIMATORS[name]())
 
 
 def test_the_story_from_the_command_line(tmp_path):
@@ -136,15 +136,29 @@ def test_the_story_from_the_command_line(tmp_path):
     for text in ("What the labels hide", "Scores on dev", "A sentence parsed wrong", "tensorboard --logdir"):
         assert text in done.stdout
     result = json.loads((tmp_path / "out/result.json").read_text())
-    assert 79 < result["f1"] < 85  # ties between trees of equal probability may fall either way
+    assert "treebank PCFG: 64 states" in done.stdout
+    assert 88 < result["f1"] < 97  # a treebank PCFG has 82
     assert result["fallbacks"] == 0
     for picture in ("tree.png", "chart.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
     log = EventAccumulator(str(tmp_path / "out/tensorboard")).Reload()
-    assert log.Scalars("f1")[0].value == pytest.approx(result["f1"], abs=0.01)
+    assert 79 < log.Scalars("best/f1")[0].value < 85  # ties between trees of equal probability may fall either way
+    assert log.Scalars("best/f1")[-1].value == pytest.approx(result["f1"], abs=0.01)
     assert {"tree", "chart"} <= set(log.Tags()["images"])
     assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["binarisation"]["direction"] == "right"
     assert len(Model.load(tmp_path / "out/model").grammar.binary_rules) == result["binary_rules"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch, error):
+    def no_room(*_):
+        raise error
+
+    monkeypatch.setattr("lvpcfg.jobs.main.signal.signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setitem(JOBS, "evaluate", no_room)
+    monkeypatch.setattr(sys, "argv", ["lvpcfg", "job=evaluate", f"hydra.run.dir={tmp_path}"])
+    with pytest.raises(SystemExit, match="lvpcfg: there is not enough memory"):
+        main()
 
 
 def test_errors_from_the_command_line(tmp_path):

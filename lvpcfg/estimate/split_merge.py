@@ -33,8 +33,8 @@ def split(
         factors = (new.sizes // latent.sizes)[rule]
         return counts.rules[_places(latent, rule, states // factors)] / factors.prod(1)
 
-    volume = int(new.sizes.prod(1).max())
-    chunks = torch.arange(len(new.rules)).split(max(1, CHUNK // volume))
+    widest = int(new.states.max())
+    chunks = torch.arange(len(new.rules)).split(max(1, CHUNK // widest**3))
     rules = torch.cat([split_rules(chunk) for chunk in chunks])
     symbol = torch.repeat_interleave(new.states)
     state = torch.arange(len(symbol)) - new.first[symbol]

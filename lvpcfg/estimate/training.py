@@ -7,9 +7,11 @@
 Without smoothing the log-likelihood never falls; it is watched.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from lvpcfg.errors import InputError, show
+from lvpcfg.errors import InputError, expect, show
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.split_merge import merge, split
 from lvpcfg.files import read_bytes, write_bytes
@@ -34,15 +36,15 @@ ROUNDING = 1e-6  # of the log-likelihood: scores on trees are float32
 
 @dataclass
 class Options:
-    """Of the estimator `count`, and of all others."""
+    """Of the estimator `count`, which has none, and of all others. What they mean stands in `conf/estimator/`."""
 
     name: str = "count"
-    rare: int = 20  # words that occur no more often than this share one profile over the states of a tag
 
 
 @dataclass
 class EMOptions(Options):
     name: str = "em"
+    rare: int = 20  # words that occur no more often than this share one profile over the states of a tag
     states: int = 16  # of every symbol
     iterations: int = 50
     noise: float = 0.1  # counts are multiplied by exp of a number up to this
@@ -51,6 +53,7 @@ class EMOptions(Options):
 @dataclass
 class SplitMergeOptions(Options):
     name: str = "split_merge"
+    rare: int = 20
     cycles: int = 4
     split_iterations: int = 50
     merge_iterations: int = 20
@@ -97,12 +100,30 @@ def steps(options: Options) -> list[Step]:
 
 def check(options: Options) -> None:
     """Values that make no sense stop here."""
-    for name, value in asdict(options).items():
+    expect("estimator.name", options.name, (type(options)().name,))
+    numbers = asdict(options)
+    del numbers["name"]
+    for name, value in numbers.items():
+        whole = isinstance(getattr(type(options), name), int)
+        if type(value) is not int and (whole or type(value) is not float):
+            raise InputError(f"estimator.{name} is {show(value)}: expected a {'whole ' if whole else ''}number.")
         least = 1 if name in ("states", "cycles", "iterations", "split_iterations", "merge_iterations") else 0
-        if type(value) in (int, float) and value < least:
+        if not value >= least:  # so that NaN is refused too
             raise InputError(f"estimator.{name} is {value}: expected {least} or more.")
         if name in ("merged", "smooth_rules", "smooth_words") and value > 1:
             raise InputError(f"estimator.{name} is {value}: expected a fraction, 0 to 1.")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A training between two iterations."""
+
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]  # plain JSON
+
+    def save(self, path: Path) -> None:
+        """In one file that is there as a whole or not at all."""
+        write_bytes(path, tensors_to_bytes(self.tensors, {"lvpcfg": json.dumps(self.about)}))
 
 
 class Trainer:
@@ -119,7 +140,8 @@ class Trainer:
         check(options)
         self.treebank, self.options, self.seed = treebank, options, seed
         self.lexicon, unseen = build_lexicon(treebank, signature)
-        self.latent, self.counts = observed_counts(treebank, self.lexicon, unseen, options.rare, torch.device(device))
+        rare = options.rare if isinstance(options, EMOptions | SplitMergeOptions) else 0
+        self.latent, self.counts = observed_counts(treebank, self.lexicon, unseen, rare, torch.device(device))
         self.hierarchy = torch.zeros(0, len(treebank.symbols), dtype=torch.int64)
         self.steps, self.done = steps(options), 0
         self.log_likelihood = -torch.inf
@@ -154,7 +176,7 @@ class Trainer:
         """What happens to the states before a phase."""
         options = self.options
         # A phase that was cut off is begun again with the same noise.
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step.cycle)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step.cycle) % 2**63)
         if isinstance(options, EMOptions):
             self.latent, self.counts = split(self.latent, self.counts, options.states, options.noise, generator)
             self.hierarchy = torch.zeros(0, len(self.counts.root), dtype=torch.int64)
@@ -203,16 +225,18 @@ class Trainer:
             provenance["log_likelihood"] = self.log_likelihood
         return Model(self.grammar(), self.lexicon, self.treebank.binarisation, provenance)
 
-    def save(self, path: Path, notes: dict[str, Any]) -> None:
-        """A checkpoint, in one file that is there as a whole or not at all; `notes` are plain JSON."""
+    def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
+        """What `load` needs to go on from here; `notes` are plain JSON."""
         tensors = {"states": self.latent.states, "hierarchy": self.hierarchy.flatten(), **vars(self.counts)}
-        about = {
-            "made_of": self._made_of(),
-            "done": self.done,
-            "log_likelihood": self.log_likelihood,
-            "notes": notes,
-        }
-        write_bytes(path, tensors_to_bytes(tensors, {"lvpcfg": json.dumps(about)}))
+        return Checkpoint(
+            tensors,
+            {
+                "made_of": self._made_of,
+                "done": self.done,
+                "log_likelihood": self.log_likelihood,
+                "notes": notes,
+            },
+        )
 
     def load(self, path: Path) -> dict[str, Any]:
         """Takes up where a checkpoint of the same training was made; returns its notes."""
@@ -221,22 +245,24 @@ class Trainer:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             about = json.loads(header["__metadata__"]["lvpcfg"])
             tensors = tensors_from_bytes(data)
-            made_of, done, notes = about["made_of"], int(about["done"]), about["notes"]
+            states, hierarchy, *counts = (tensors[name] for name in ("states", "hierarchy", "root", "rules", "lexical"))
+            made_of, done, notes = dict(about["made_of"]), int(about["done"]), dict(about["notes"])
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{show(str(path), 200)} is no checkpoint of a training ({show(str(error))}).") from None
-        mine = self._made_of()
+        mine = self._made_of
         for name in mine:
             if made_of.get(name) != mine[name]:
                 raise InputError(
                     f"{show(str(path), 200)} was made with {name} {show(made_of.get(name))}, and this training has "
                     f"{show(mine[name])}: resume with the same data and options, or in another folder."
                 )
-        self.latent = self.latent.with_states(tensors["states"])
-        self.counts = Counts(tensors["root"], tensors["rules"], tensors["lexical"])
-        self.hierarchy = tensors["hierarchy"].view(-1, len(self.counts.root))
+        self.latent = self.latent.with_states(states)
+        self.counts = Counts(*counts)
+        self.hierarchy = hierarchy.view(-1, len(self.counts.root))
         self.done, self.log_likelihood = done, about["log_likelihood"]
-        return dict(notes)
+        return notes
 
+    @cached_property
     def _made_of(self) -> dict[str, Any]:
         """What two trainings must share to be one."""
         options = {f"estimator.{name}": value for name, value in asdict(self.options).items()}
@@ -246,5 +272,14 @@ class Trainer:
             "nodes": len(self.treebank.symbol),
             "rules": len(self.latent.rules),
             "vocabulary": len(self.lexicon.words),
-            "classes of unknown words": len(self.lexicon.classes),
+            "signature": self.lexicon.signature,
+            "treebank": _fingerprint(self.treebank),
         }
+
+
+def _fingerprint(treebank: Treebank) -> str:
+    """The same for the same trees in the same order, binarised alike."""
+    digest = hashlib.sha256(json.dumps([treebank.symbols.names, treebank.words]).encode())
+    for column in (treebank.symbol, treebank.rule, treebank.binary_rules, treebank.unary_rules, treebank.lexical_rules):
+        digest.update(column.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -79,6 +79,25 @@ def _draw(axes: Axes, places: list[_Place], known: set[tuple[int, int, str]] | N
     axes.margins(0.05)
 
 
+def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
+    """The number of states of each symbol, most first, in a column for each kind of symbol."""
+    longest = max(len(some) for some in states.values())
+    most = max(number for some in states.values() for _, number in some)
+    figure = Figure(figsize=(4.5 * len(states), max(2.5, 0.19 * longest + 0.8)), layout="constrained")
+    for column, (title, some) in enumerate(states.items(), 1):
+        axes = figure.add_subplot(1, len(states), column)
+        ordered = sorted(some, key=lambda pair: -pair[1])
+        bars = axes.barh(range(len(ordered)), [number for _, number in ordered], color="#4878a8")
+        axes.bar_label(bars, fontsize=7, padding=2)
+        axes.set_yticks(range(len(ordered)), [name for name, _ in ordered], fontsize=7)
+        axes.set_ylim(longest - 0.4, -0.6)  # most on top, bars of one height in all columns
+        axes.set_xlim(0, 1.1 * most)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("states")
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def draw_chart(posteriors: Tensor, sentence: Sequence[str], symbols: Sequence[str]) -> Figure:
     """A heat map of span posteriors, [i, j, symbols]: how sure the likeliest label of each span is.
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError, show
+from lvpcfg.estimate.training import ESTIMATORS
 from lvpcfg.jobs import config
 
 GROUPS = ("estimator",)
@@ -69,6 +70,9 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
             continue
         if key not in known:
+            owners = [name for name, options in ESTIMATORS.items() if hasattr(options, key.removeprefix("estimator."))]
+            if key.startswith("estimator.") and owners:
+                yield f"{show(key)} is an option of estimator={' or estimator='.join(owners)}: choose that first."
             near = get_close_matches(key, known, n=1, cutoff=0.5)
             yield f"there is no option {show(key)}" + (f": did you mean {near[0]!r}?" if near else "; see --help.")
             continue

@@ -9,15 +9,19 @@ from omegaconf import MISSING, OmegaConf
 
 from lvpcfg.chart.decode import DECODERS
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.estimate.train import ESTIMATORS
+from lvpcfg.estimate.training import ESTIMATORS, Options, check
 from lvpcfg.parser import DTYPES
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
 PARSER = ("decoder", "device", "dtype", "threads", "prune")
 JOBS = {  # and the options each of them reads
-    "demo": ("binarisation", "estimator", "signature", *PARSER),
-    "train": ("data", "binarisation", "estimator", "signature"),
+    "demo": ("binarisation", "signature", "seed", *PARSER),
+    "train": (
+        *("data", "binarisation", "signature", "estimator", "seed", "restarts"),
+        *("evaluate_every", "checkpoint_every", "resume"),
+        *PARSER,
+    ),
     "import": ("berkeley",),
     "inspect": ("model", "symbol"),
     "parse": ("model", "input", "output", *PARSER),
@@ -28,6 +32,7 @@ JOBS = {  # and the options each of them reads
 @dataclass
 class DataConfig:
     train: Optional[str] = MISSING  # noqa: UP045  (OmegaConf reads the annotation)
+    dev: Optional[str] = MISSING  # noqa: UP045
     on_error: str = MISSING
 
 
@@ -40,17 +45,17 @@ class BinarisationConfig:
 
 
 @dataclass
-class EstimatorConfig:
-    name: str = MISSING
-
-
-@dataclass
 class Config:
     job: str = MISSING
     data: DataConfig = field(default_factory=DataConfig)
     binarisation: BinarisationConfig = field(default_factory=BinarisationConfig)
-    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    estimator: Options = field(default_factory=Options)
     signature: str = MISSING
+    seed: int = MISSING
+    restarts: int = MISSING
+    evaluate_every: int = MISSING
+    checkpoint_every: int = MISSING
+    resume: bool = MISSING
     berkeley: Optional[str] = MISSING  # noqa: UP045
     model: Any = MISSING  # a folder, or a list of folders
     symbol: Any = MISSING  # a name, or a list of names
@@ -71,14 +76,15 @@ class Config:
             return  # this is the schema, not a config
         expect("job", self.job, tuple(JOBS))
         expect("data.on_error", self.data.on_error, ("raise", "skip"))
-        expect("estimator.name", self.estimator.name, tuple(ESTIMATORS))
+        check(self.estimator)
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
         named = self.model if isinstance(self.model, list) else [self.model]
         if not all(isinstance(name, str | None) for name in named) or not named:
             raise InputError(f"model is {show(self.model)}: expected a folder, or a list of folders, [A,B,C].")
-        if self.threads < 1:
-            raise InputError(f"threads is {self.threads}: expected 1, 2, ...")
+        for name in ("threads", "restarts", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}: expected 1, 2, ...")
         self.scheme()
         get_signature(self.signature)
 
@@ -95,7 +101,8 @@ def typed(config: Any) -> Config:
 def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    store.store(group="estimator", name="schema", node=EstimatorConfig)
+    for name, options in ESTIMATORS.items():
+        store.store(group="estimator", name=f"{name}_schema", node=options)
 
 
 def folder() -> Path:

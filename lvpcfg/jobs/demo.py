@@ -2,11 +2,13 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 from nltk.tree import Tree
 from nltk.tree.prettyprinter import TreePrettyPrinter
 
 from lvpcfg.distributions import ModelTrees
+from lvpcfg.estimate.training import SplitMergeOptions
 from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.evaluate.pictures import draw_chart, draw_trees
 from lvpcfg.grammar.model import Model
@@ -19,21 +21,21 @@ from lvpcfg.trees.corpus import SIZES, corpus
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import preorder, tagged_words, words
 
+ESTIMATOR = SplitMergeOptions(cycles=3, split_iterations=20, merge_iterations=10, smooth_iterations=5)
+
 
 def run(config: Config, run: Run) -> None:
     splits = {split: normalise_all(corpus(split)) for split in SIZES}
     _show_statistics(splits, run)
     _show_what_labels_hide(splits["train"], run)
-    model = train.estimate(corpus("train"), config, run)
+    settings = replace(config, estimator=ESTIMATOR)
+    model = train.estimate(corpus("train"), corpus("dev"), settings, run)
 
-    parser = Parser(model, config.decoder, config.device, config.dtype)
-    gold = splits["dev"]
+    parser, gold = Parser(model, config.decoder, config.device, config.dtype, config.prune), splits["dev"]
     begin = time.perf_counter()
     trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
     parse.report(parser, len(gold) / (time.perf_counter() - begin), run)
-    scores = evaluate(gold, trees)
-    run.result.update(scores.figures())
-    show_scores(scores, run, f"Scores on dev, decoder {config.decoder}")
+    show_scores(evaluate(gold, trees), run, f"Scores on dev, decoder {config.decoder}")
     _show_trees(gold, trees, model, run)
 
 

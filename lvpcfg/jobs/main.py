@@ -2,6 +2,9 @@
 
 import io
 import os
+import re
+import shlex
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -30,6 +33,7 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a word the terminal cannot show stops no job
@@ -54,12 +58,18 @@ def main() -> None:
 
 
 def _run(options: DictConfig) -> float | None:
-    """Runs one job in its folder; returns the F1 it reports, for sweepers."""
+    """Runs one job in its folder; returns the F1 it reports, or else the log-likelihood, for sweepers."""
     to_stdout = options.job == "parse" and options.output is None  # trees alone go there
-    run = Run(Path(HydraConfig.get().runtime.output_dir), Terminal(stderr=to_stdout))
+    run = Run(
+        folder=Path(HydraConfig.get().runtime.output_dir),
+        console=Terminal(stderr=to_stdout),
+        config=OmegaConf.to_yaml(options, resolve=True),
+        command=_command(),
+    )
     try:
         settings = config.typed(options)
-        run.begin(OmegaConf.to_yaml(options, resolve=True))
+        if settings.job != "train":  # which may be refused a folder, and then changes nothing in it
+            run.begin()
         torch.set_num_threads(settings.threads)
         JOBS[settings.job](settings, run)
         run.finish()
@@ -67,4 +77,15 @@ def _run(options: DictConfig) -> float | None:
         raise
     except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
         sys.exit(f"lvpcfg: {error}")
-    return run.result.get("f1")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
+            raise  # a mistake of ours
+        sys.exit("lvpcfg: there is not enough memory: a grammar with fewer states, or shorter sentences, need less.")
+    return run.result.get("f1", run.result.get("log_likelihood_per_word"))
+
+
+def _command() -> str:
+    """How this job was started, for the shell."""
+    program = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name]
+    given = HydraConfig.get().overrides.task
+    return shlex.join([*program, *(option for option in given if not option.startswith("resume="))])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +37,7 @@ class Run:
     console: Console
     result: dict[str, float] = field(default_factory=dict)  # what scripts and sweeps read
     config: str = ""  # as it was composed
+    command: str = "lvpcfg"  # as it was called, but for what chooses the run folder
 
     def say(self, text: str) -> None:
         """Prints text as it is, however long its lines are."""
@@ -43,7 +45,14 @@ class Run:
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """Prints a table: text to the left in the first column, numbers to the right in the others."""
-        table = Table(title=title, title_justify="left", title_style="bold")
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for i, column in enumerate(columns):
             table.add_column(column, justify="right" if i else "left")
         for row in rows:
@@ -60,24 +69,21 @@ class Run:
 
     @cached_property
     def board(self) -> "SummaryWriter":
-        """The TensorBoard log of the run."""
+        """The TensorBoard log of the run, for pictures."""
         from torch.utils.tensorboard import SummaryWriter  # a second that other jobs need not wait
 
         return SummaryWriter(str(self.folder / "tensorboard"))
 
-    def begin(self, config: str) -> None:
+    def begin(self) -> None:
         """Writes the configuration, and removes the figures of an earlier run in the same folder."""
-        self.config = config
-        write_text(self.folder / "config.yaml", config)
+        write_text(self.folder / "config.yaml", self.config)
         (self.folder / "result.json").unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Writes `result.json`, ends the TensorBoard log if there is one, and prints the folder, last."""
+        """Writes `result.json`, says where the TensorBoard log is if there is one, and prints the folder, last."""
         if "board" in self.__dict__:
-            self.board.add_text("config", f"```yaml\n{self.config}\n```")
-            for name, value in self.result.items():
-                self.board.add_scalar(name, value)
             self.board.close()
+        if (self.folder / "tensorboard").is_dir():
             self.say(f"TensorBoard: tensorboard --logdir {self.folder / 'tensorboard'}")
         write_text(self.folder / "result.json", json.dumps(self.result, indent=2) + "\n")
         self.say(str(self.folder))

@@ -1,33 +1,294 @@
-"""job=train: a treebank -> a model folder."""
+"""job=train: a treebank -> a model folder.
 
+In the run folder, `model/` is the best model so far and `checkpoint.safetensors` what `resume=true` goes on from.
+With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, ..., and `model/` is the best of all.
+"""
+
+import hashlib
+import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from nltk.tree import Tree
+from tqdm import tqdm
 
-from lvpcfg.errors import InputError
-from lvpcfg.estimate.train import ESTIMATORS
+from lvpcfg.errors import InputError, show
+from lvpcfg.estimate.training import EM, Checkpoint, SplitMergeOptions, Trainer
+from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
-from lvpcfg.trees.brackets import read_trees
+from lvpcfg.parser import Parser, _device
+from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
-from lvpcfg.trees.treebank import build_treebank
+from lvpcfg.trees.normalise import normalise_all
+from lvpcfg.trees.treebank import Treebank, build_treebank
+from lvpcfg.trees.walk import words
+
+if TYPE_CHECKING:
+    from lvpcfg.jobs.board import Board
+
+MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
+Record = dict[str, float]  # the figures of a grammar: after how many iterations, states, scores on dev and so on
 
 
 def run(config: Config, run: Run) -> None:
-    estimate(_training_trees(config, run), config, run)
+    _look_around(config, run)
+    if not config.resume:
+        run.begin()
+    gold: list[Tree] = []
+    if config.data.train is None:
+        run.say("data.train is not given: training on the embedded corpus.")
+        trees, gold = corpus("train"), corpus("dev")
+    else:
+        trees = _read(config.data.train, config, run)
+    if config.data.dev is not None:
+        gold = _read(config.data.dev, config, run)
+    estimate(trees, gold, config, run)
 
 
-def estimate(trees: list[Tree], config: Config, run: Run) -> Model:
-    """Estimates a grammar, reports its size and saves it in the run folder."""
-    begin = time.perf_counter()
+def _look_around(config: Config, run: Run) -> None:
+    """A training is never written over, and what a crash left half-written is removed."""
+    checkpoints = sorted(run.folder.glob("checkpoint*.safetensors"))
+    if checkpoints and not config.resume:
+        raise InputError(
+            f"{run.folder} holds a training already: resume=true goes on with it, hydra.run.dir=FOLDER chooses "
+            "another folder."
+        )
+    if checkpoints and not _checkpoint_path(config, run, 0).exists():
+        raise InputError(
+            f"{checkpoints[0]} was not made with restarts={config.restarts}: resume with the same number, or in "
+            "another folder."
+        )
+    if config.resume and not checkpoints:
+        run.say(f"There is no checkpoint in {run.folder}: training begins anew.")
+    for left in run.folder.glob("**/.*.tmp"):
+        left.unlink()
+
+
+def _checkpoint_path(config: Config, run: Run, restart: int) -> Path:
+    return run.folder / f"checkpoint{_suffix(config, restart)}.safetensors"
+
+
+def _suffix(config: Config, restart: int) -> str:
+    return f"_{restart}" if config.restarts > 1 else ""
+
+
+def _read(path: str, config: Config, run: Run) -> list[Tree]:
+    if config.data.on_error == "raise":
+        return read_trees(path)
+    errors: list[InputError] = []
+    trees = read_trees(path, on_error=errors.append)
+    run.result["malformed"] = run.result.get("malformed", 0) + len(errors)
+    for error in errors[:5]:
+        run.say(f"skipped: {error}")
+    if len(errors) > 5:
+        run.say(f"... and {len(errors) - 5} more")
+    return trees
+
+
+def estimate(trees: list[Tree], gold: list[Tree], config: Config, run: Run) -> Model:
+    """Trains on `trees` and keeps the model that is best on `gold`; without gold trees, the last one."""
     treebank = build_treebank(trees, config.scheme(), progress=True)
-    model = ESTIMATORS[config.estimator.name](treebank, config.signature)
-    run.result["train_seconds"] = time.perf_counter() - begin
-    model.save(run.folder / "model")
+    gold = normalise_all(gold)
+    trainings: list[Training] = []
+    for restart in range(config.restarts):
+        training = Training(treebank, gold, config, run, restart, trainings)
+        if config.resume and restart == 0:
+            run.begin()  # now that the checkpoint has been accepted
+        training.finish()
+        trainings.append(training)
+    best = max(trainings, key=Training.score)
+    model = Model.load(run.folder / "model")
     report(model, run)
+    for training in trainings:
+        training.show()
+    run.result |= best.best | {f"last_{name}": value for name, value in best.records[-1].items()}
+    run.result |= {"seed": best.trainer.seed, "train_seconds": sum(training.seconds for training in trainings)}
+    if len(trainings) > 1:
+        run.say(f"The best of {len(trainings)} restarts is the one with seed {best.trainer.seed}.")
     run.say(f"The model is in {run.folder / 'model'}.")
     return model
+
+
+class Training:
+    """One training, from one seed: its trainer, its records and its files."""
+
+    def __init__(
+        self,
+        treebank: Treebank,
+        gold: list[Tree],
+        config: Config,
+        run: Run,
+        restart: int,
+        rivals: "list[Training]",
+    ) -> None:
+        """`rivals` are the restarts before this one."""
+        self.gold, self.config, self.run, self.rivals = gold, config, run, rivals
+        self.words, self.suffix = int(treebank.lengths.sum()), _suffix(config, restart)
+        self.path = _checkpoint_path(config, run, restart)
+        device = _device(config.device)
+        self.trainer = Trainer(treebank, config.estimator, config.signature, config.seed + restart, device)
+        self.records: list[Record] = []  # from time to time, the first for the treebank PCFG
+        self.seconds = 0.0  # of all iterations
+        if config.resume and self.path.exists():
+            self._load()
+            ready = "is finished already" if self.trainer.finished else f"goes on after iteration {self.trainer.done}"
+            run.say(f"The training in {self.path} {ready}.")
+        self.checkpoint = self._make_checkpoint()
+
+    def _make_checkpoint(self) -> Checkpoint:
+        notes = {"records": [*self.records], "seconds": self.seconds, "chosen_by": self._chosen_by}
+        return self.trainer.checkpoint(notes)
+
+    def _load(self) -> None:
+        notes = self.trainer.load(self.path)
+        for name, mine in self._chosen_by.items():
+            if notes["chosen_by"][name] != mine:
+                raise InputError(
+                    f"{show(str(self.path), 200)} was made with another {name}: resume with the same one, or in "
+                    "another folder."
+                )
+        self.records, self.seconds = notes["records"], notes["seconds"]
+
+    @cached_property
+    def _chosen_by(self) -> dict[str, str]:
+        """What the best model depends on beside the training itself."""
+        text = "\n".join(map(format_tree, self.gold))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return {"data.dev": digest, "decoder": self.config.decoder, "prune": str(self.config.prune)}
+
+    @property
+    def best(self) -> Record:
+        return max(self.records, key=lambda record: record["f1"]) if self.gold else self.records[-1]
+
+    def score(self) -> float:
+        return self.best["f1" if self.gold else "log_likelihood_per_word"]
+
+    def finish(self) -> None:
+        """Runs the iterations that are still to come."""
+        trainer, config = self.trainer, self.config
+        if self.records and trainer.finished:
+            return
+        title = f"restart {self.suffix[1:]}" if self.suffix else "training"
+        with (
+            self._saved_if_stopped(),
+            self._board() as board,
+            tqdm(total=len(trainer.steps), initial=trainer.done, desc=title, unit="iteration", disable=None) as bar,
+        ):
+            if not self.records:
+                self._look(board, bar)
+            begin = time.perf_counter()
+            for step in trainer.run():
+                seconds = time.perf_counter() - begin
+                self.seconds += seconds
+                board.iteration(trainer.done, self._figures(), seconds)
+                if step.last or (step.phase == EM and step.iteration % config.evaluate_every == 0):
+                    self._look(board, bar)
+                self.checkpoint = self._make_checkpoint()
+                if trainer.done % config.checkpoint_every == 0 or trainer.finished:
+                    self.checkpoint.save(self.path)
+                bar.set_postfix_str(f"log-likelihood/word {trainer.log_likelihood / self.words:.3f}", refresh=False)
+                bar.update()
+                begin = time.perf_counter()
+
+    @contextmanager
+    def _saved_if_stopped(self) -> Iterator[None]:
+        """Whatever stops a training, the iterations that are done stay done."""
+        try:
+            yield
+        except BaseException as reason:
+            if self.trainer.steps:
+                self.checkpoint.save(self.path)
+                if isinstance(reason, KeyboardInterrupt | SystemExit):
+                    done, folder = self.checkpoint.about["done"], shlex.quote(f"hydra.run.dir={self.run.folder}")
+                    self.run.say(f"Stopped after {done} of {len(self.trainer.steps)} iterations. To go on:")
+                    self.run.say(f"{self.run.command} resume=true {folder}")
+            raise
+
+    @contextmanager
+    def _board(self) -> Iterator["Board"]:
+        from lvpcfg.jobs.board import Board  # a second that other jobs need not wait
+
+        settings = asdict(self.config) | {"seed": self.trainer.seed}
+        options = {name: settings[name] for name in MATTER}
+        folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
+        board = Board(folder, self.trainer.done + 1 if self.records else 0, self.run.config, options)
+        try:
+            yield board
+        finally:
+            board.close(self.trainer.finished)
+
+    def _figures(self) -> Record:
+        """Of the grammar as it is now."""
+        trainer = self.trainer
+        log_likelihood = trainer.log_likelihood
+        if not trainer.done:  # no iteration has found it out
+            log_likelihood, _ = trainer.latent.expect(trainer.latent.parameters(trainer.counts))
+        return {
+            "iterations": trainer.done,
+            "states": int(trainer.latent.states.sum()),
+            "rules": int((trainer.counts.rules > 0).sum()),
+            "log_likelihood_per_word": log_likelihood / self.words,
+        }
+
+    def _look(self, board: "Board", bar: "tqdm[NoReturn]") -> None:
+        """Records the figures of the grammar as it is now, and saves it if it is the best so far."""
+        trainer, config, folder = self.trainer, self.config, self.run.folder
+        model, record = trainer.model(), self._figures() | {"seconds": self.seconds}
+        if self.gold:
+            parser = Parser(model, config.decoder, config.device, config.dtype, config.prune)
+            found = parser.parse_sents([words(tree) for tree in self.gold], progress=True)
+            record |= evaluate(self.gold, found).figures() | {"fallbacks": parser.counts.fallbacks}
+            board.parses(trainer.done, self.gold, found)
+        self.records.append(record)
+        if record is self.best:
+            if self.suffix:
+                model.save(folder / f"model{self.suffix}")
+            # Without dev, what the last iteration is like is what a restart is like.
+            if not self.rivals or (
+                (self.gold or trainer.finished) and self.score() > max(rival.score() for rival in self.rivals)
+            ):
+                model.save(folder / "model")
+        board.record(trainer.done, model.grammar, record, self.best)
+        with bar.external_write_mode():
+            self.run.say(self._line(record))
+
+    def _line(self, record: Record) -> str:
+        text = f"{self._title(record)}: {record['states']:,} states, "
+        text += f"log-likelihood/word {record['log_likelihood_per_word']:.4f}"
+        if self.gold:
+            text += f", dev F1 {record['f1']:.2f}"
+            if record["errors"]:
+                text += f" (EVALB drops {record['errors']} of {record['sentences']}; {record['f1_all']:.2f} with all)"
+        return text + (", the best so far" if record is self.best else "")
+
+    def _title(self, record: Record) -> str:
+        if not record["iterations"]:
+            return "treebank PCFG"
+        if isinstance(self.config.estimator, SplitMergeOptions):
+            return f"cycle {self.trainer.steps[int(record['iterations']) - 1].cycle}"
+        return f"iteration {record['iterations']}"
+
+    def show(self) -> None:
+        """All records, as a table."""
+        scores = {"precision": "P", "recall": "R", "f1": "F1", "errors": "dropped", "f1_all": "F1 all"}
+        rows, before = [], 0.0
+        for record in self.records:
+            row = [self._title(record) + " *" * (record is self.best), f"{record['states']:,}"]
+            row += [f"{record['log_likelihood_per_word']:.4f}"]
+            if self.gold:
+                row += [str(record[name]) if name == "errors" else f"{record[name]:.2f}" for name in scores]
+            rows.append([*row, f"{record['seconds'] - before:.1f}"])
+            before = record["seconds"]
+        columns = ["", "states", "log p\nper word", *(scores.values() if self.gold else ()), "seconds"]
+        where = ", scores on dev, * the best" if self.gold else ""
+        self.run.table(f"Training with seed {self.trainer.seed}{where}", columns, rows)
 
 
 def report(model: Model, run: Run) -> None:
@@ -47,19 +308,3 @@ def report(model: Model, run: Run) -> None:
     run.result.update(sizes)
     rows = [[name.replace("_", " "), f"{size:,}"] for name, size in sizes.items()]
     run.table(f"Grammar ({model.provenance['estimator']})", ["", "number"], rows)
-
-
-def _training_trees(config: Config, run: Run) -> list[Tree]:
-    if config.data.train is None:
-        run.say("data.train is not given: training on the embedded corpus.")
-        return corpus("train")
-    if config.data.on_error == "raise":
-        return read_trees(config.data.train)
-    errors: list[InputError] = []
-    trees = read_trees(config.data.train, on_error=errors.append)
-    run.result["malformed"] = len(errors)
-    for error in errors[:5]:
-        run.say(f"skipped: {error}")
-    if len(errors) > 5:
-        run.say(f"... and {len(errors) - 5} more")
-    return trees

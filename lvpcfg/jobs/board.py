@@ -1,0 +1,95 @@
+"""What TensorBoard shows of a training."""
+
+import math
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from nltk.tree import Tree
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from lvpcfg.evaluate.pictures import draw_states, draw_trees
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.trees.walk import words
+
+SIZES = ("log_likelihood_per_word", "states", "rules")
+DEV = ("precision", "recall", "f1", "f1_all", "tagging_accuracy", "errors")
+BEST = ("f1", "log_likelihood_per_word")  # what the HParams tab compares trainings by
+SAMPLES, LENGTH = 3, 10  # so many sentences, of about so many words, are drawn
+
+
+class Board:
+    """The TensorBoard log of one training; its steps are EM iterations."""
+
+    def __init__(self, folder: Path, step: int, config: str, options: dict[str, Any]) -> None:
+        """What an earlier run wrote from `step` on is forgotten."""
+        self.writer = SummaryWriter(str(folder), purge_step=step, flush_secs=10)
+        self.writer.add_text("config", f"```yaml\n{config}\n```")
+        # Not add_hparams, which would put them into a run of their own.
+        experiment, begin, self.end = hparams(_flat(options), {f"best/{name}": 0.0 for name in BEST})
+        self._add(experiment)
+        self._add(begin)
+
+    def _add(self, summary: Any) -> None:
+        assert self.writer.file_writer is not None
+        self.writer.file_writer.add_summary(summary)
+
+    def iteration(self, step: int, figures: dict[str, float], seconds: float) -> None:
+        self._scalars(step, {name: figures[name] for name in SIZES})
+        self._scalars(step, {"seconds_per_iteration": seconds, "memory_mb": _memory()})
+
+    def record(self, step: int, grammar: Grammar, record: dict[str, float], best: dict[str, float]) -> None:
+        self._scalars(step, {f"dev/{name}": record[name] for name in DEV if name in record})
+        self._scalars(step, {f"best/{name}": best[name] for name in BEST if name in best})
+        pairs = list(zip(grammar.symbols.names, grammar.states.tolist(), strict=True))
+        inner, tags = pairs[: len(grammar.symbols.interminals)], pairs[len(grammar.symbols.interminals) :]
+        columns = {
+            "phrases": [pair for pair in inner if not pair[0].startswith(INTERMEDIATE)],
+            "made by binarisation": [pair for pair in inner if pair[0].startswith(INTERMEDIATE)],
+            "tags": tags,
+        }
+        self.writer.add_figure(
+            "states_per_symbol", draw_states({title: some for title, some in columns.items() if some}), step
+        )
+        self.writer.flush()
+
+    def _scalars(self, step: int, numbers: dict[str, float]) -> None:
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def parses(self, step: int, gold: list[Tree], found: list[Tree]) -> None:
+        """The same few sentences each time."""
+        by_length = sorted(range(len(gold)), key=lambda i: abs(len(words(gold[i])) - LENGTH))
+        for i in by_length[:SAMPLES]:
+            figure = draw_trees({"gold": gold[i], "predicted": found[i]}, gold="gold")
+            self.writer.add_figure(f"parses/sentence_{i + 1}", figure, step)
+
+    def close(self, finished: bool) -> None:
+        if finished:
+            self._add(self.end)
+        self.writer.close()
+
+
+def _memory() -> float:
+    """The most that was in use so far, on CUDA if it was used, in MB."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Dotted names to what TensorBoard can show: it knows no None, and its pages no infinity."""
+    values: dict[str, bool | int | float | str] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            values |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+            values[prefix + name] = value
+        else:
+            values[prefix + name] = str(value)
+    return values

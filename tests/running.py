@@ -1,0 +1,65 @@
+"""Jobs, run in this process or as commands."""
+
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+from hydra.experimental.callback import Callback
+from rich.console import Console
+
+from lvpcfg.estimate.training import Options
+from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig
+from lvpcfg.jobs.main import JOBS
+from lvpcfg.jobs.run import Run
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(job, folder, **options):
+    """Runs a job in this process; returns its figures and what it printed."""
+    result, printed = begin(job, folder, **options)
+    result.finish()
+    return result.result, printed.getvalue()
+
+
+def begin(job, folder, printed=None, **options):
+    """Runs a job up to the writing of its figures."""
+    settings = {
+        "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
+        "binarisation": BinarisationConfig("right", 0, 1, "collapse"),
+        "estimator": Options(),
+        "signature": "english",
+        **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
+        **dict.fromkeys(("berkeley", "symbol", "model", "input", "output", "gold", "test", "parameters")),
+        "decoder": "max-rule",
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 1,
+        "prune": 5e-5,
+    }
+    printed = StringIO() if printed is None else printed
+    result = Run(Path(folder), Console(file=printed, width=120), config="seed: 0\n", command="lvpcfg job=train")
+    if job != "train":
+        result.begin()
+    JOBS[job](Config(job=job, **(settings | options)), result)
+    return result, printed
+
+
+def arguments(*options):
+    return [sys.executable, str(ROOT / "run.py"), *options]
+
+
+def command(*options, cwd):
+    """Runs a job as a command; this folder can be imported from."""
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(arguments(*options), cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+class Returned(Callback):
+    """Prints what a job returns to the sweeper."""
+
+    def on_job_end(self, config, job_return, **rest):
+        print("returned", job_return.return_value, flush=True)

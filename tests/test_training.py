@@ -1,0 +1,343 @@
+"""EM and split-merge, against enumeration over states and against what they must keep."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lvpcfg import Binarisation, InputError, build_treebank, corpus, train
+from lvpcfg.estimate import split_merge
+from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
+from lvpcfg.estimate.training import EMOptions, Options, SplitMergeOptions, Trainer, steps
+from lvpcfg.grammar.grammar import starts_of
+from lvpcfg.trees.brackets import trees_from_text
+from lvpcfg.trees.lexicon import build_lexicon
+
+TREES = """
+(TOP (S (NP (DT a) (NN dog)) (VP (VB saw) (NP (DT the) (NN cat)))))
+(TOP (S (NP (NN cat)) (VP (VB saw) (NP (NN dog)))))
+(TOP (S (NP (DT the) (NN dog)) (VP (VB saw))))
+(TOP (NP (NN dog)))
+(TOP (X (DT a) (NN cat)))
+"""
+EM = EMOptions(states=2, iterations=6, rare=1)
+SPLIT_MERGE = SplitMergeOptions(cycles=2, split_iterations=3, merge_iterations=2, smooth_iterations=2, rare=1)
+
+
+def tiny(unaries="keep"):
+    return build_treebank(trees_from_text(TREES), Binarisation(unaries=unaries))
+
+
+def latent_of(treebank, states):
+    """The layout with given numbers of states, by name, else 1; and random counts."""
+    lexicon, unseen = build_lexicon(treebank)
+    latent, _ = observed_counts(treebank, lexicon, unseen)
+    latent = latent.with_states(torch.tensor([states.get(name, 1) for name in treebank.symbols.names]))
+    generator = torch.Generator().manual_seed(5)
+    sizes = (int(latent.first[-1]), int(latent.sizes.prod(1).sum()), len(latent.pair_of_value))
+    return latent, Counts(*(torch.rand(size, generator=generator, dtype=torch.float64) + 0.1 for size in sizes))
+
+
+def enumerate_states(latent, parameters):
+    """log p(trees) and expected counts, by going through all states of all nodes of each tree."""
+    bank, total = latent.treebank, 0.0
+    counts = Counts(*(torch.zeros_like(part) for part in vars(parameters).values()))
+    rule_starts = starts_of(latent.sizes.prod(1))
+    pairs = {}  # (tag, entry) -> where the values of the pair begin
+    for value, (entry, tag) in enumerate(
+        zip(latent.pairs.entry.tolist(), latent.pair_tag[latent.pair_of_value].tolist(), strict=True)
+    ):
+        pairs.setdefault((tag, entry), value)
+    sampled = dict(zip(latent.unseen.node.tolist(), latent.unseen.entry.tolist(), strict=True))
+    for begin, end in itertools.pairwise(bank.roots.tolist()):
+        nodes, found = range(begin, end), []
+        for states in itertools.product(*(range(int(latent.states[bank.symbol[node]])) for node in nodes)):
+            state = dict(zip(nodes, states, strict=True))
+            places = [("root", int(latent.first[bank.symbol[begin]]) + state[begin])]
+            for node in nodes:
+                left, right, rule = int(bank.left[node]), int(bank.right[node]), int(bank.rule[node])
+                if left < 0:
+                    tag, word = bank.lexical_rules[rule].tolist()
+                    places.append(("lexical", pairs[tag, word] + state[node]))
+                    continue
+                number = rule if right >= 0 else len(bank.binary_rules) + rule
+                _, y, z = latent.sizes[number].tolist()
+                below = state[left] * z + (state[right] if right >= 0 else 0)
+                places.append(("rules", int(rule_starts[number]) + state[node] * y * z + below))
+            found.append((math.prod(float(getattr(parameters, kind)[place]) for kind, place in places), state, places))
+        probability = math.fsum(weight for weight, _, _ in found)
+        total += math.log(probability)
+        for weight, state, places in found:
+            for kind, place in places:
+                getattr(counts, kind)[place] += weight / probability
+            for node, entry in sampled.items():
+                if node in state:
+                    counts.lexical[pairs[int(bank.symbol[node]), entry] + state[node]] += weight / probability
+    return total, counts
+
+
+def assert_close(one, other, tolerance=1e-5):
+    for name in ("root", "rules", "lexical"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=tolerance, atol=tolerance)
+
+
+# ---------------------------------------------------------------- the two steps of EM
+
+
+@pytest.mark.parametrize("unaries", ["keep", "collapse"])
+@pytest.mark.parametrize("states", [{}, {"NP": 2, "NN": 3, "DT": 2}, {"S": 2, "VP": 3, "VB": 2, "NP+NN": 2, "X": 2}])
+def test_expected_counts_are_those_of_enumeration(unaries, states):
+    latent, counts = latent_of(tiny(unaries), states)
+    parameters = latent.parameters(counts)
+    found, expected = latent.expect(parameters), enumerate_states(latent, parameters)
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    assert_close(found[1], expected[1])
+
+
+def test_the_m_step_and_smoothing_are_normalised():
+    latent, counts = latent_of(tiny(), {"S": 2, "NP": 4, "NN": 4, "VB": 3})
+    branch = torch.cat([torch.arange(int(m)) // 2 for m in latent.states])  # two by two
+    for smoothing in (None, Smoothing(branch, 0.3, 0.2), Smoothing(branch, 1.0, 1.0)):
+        grammar = latent.grammar(counts, smoothing, torch.zeros(0, len(counts.root), dtype=torch.int64))
+        torch.testing.assert_close(grammar.row_sums(), torch.ones_like(grammar.root))
+        assert float(grammar.root.sum()) == pytest.approx(1)
+    names = latent.treebank.symbols.names
+    rule = latent.treebank.binary_rules.tolist().index([names.index(name) for name in ("NP", "DT", "NN")])
+    tensor = grammar.binary_tensor(rule)  # at weight 1 the states of a branch are the same
+    torch.testing.assert_close(tensor[0], tensor[1])
+    torch.testing.assert_close(tensor[2], tensor[3])
+    assert not torch.allclose(tensor[0], tensor[2])
+
+
+@pytest.mark.parametrize("options", [EM, SPLIT_MERGE])
+def test_the_likelihood_never_falls_without_smoothing(options):
+    trainer = Trainer(build_treebank(corpus("dev")[:40]), options)
+    before = -math.inf
+    for step in trainer.run():
+        if step.iteration > 1 and step.phase != "smooth":
+            assert trainer.log_likelihood >= before - 1e-6 * abs(before)
+        before = trainer.log_likelihood
+        sums = trainer.grammar().row_sums()
+        torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+def test_a_likelihood_that_falls_is_an_error():
+    trainer = Trainer(tiny(), EM)
+    run = trainer.run()
+    next(run)
+    trainer.log_likelihood = 0.0
+    with pytest.raises(InputError, match=r"the log-likelihood fell at cycle 1, em, iteration 2, from 0\.000 to -"):
+        next(run)
+
+
+# ---------------------------------------------------------------- splitting and merging
+
+
+def test_a_split_keeps_the_likelihood_and_the_counts():
+    latent, counts = latent_of(tiny(), {"NP": 2, "NN": 3})
+    before, _ = latent.expect(latent.parameters(counts))
+    for noise in (0.0, 0.1):
+        new, split = split_merge.split(latent, counts, 2, noise, torch.Generator().manual_seed(0))
+        assert new.states.tolist() == (2 * latent.states).tolist()
+        after, _ = new.expect(new.parameters(split))
+        words = int(latent.treebank.lengths.sum())
+        assert abs(after - before) <= 1e-4 + 4 * noise * words
+        for name in ("root", "rules", "lexical"):
+            ratio = getattr(split, name).sum() / getattr(counts, name).sum()
+            assert 1 - 1e-9 <= float(ratio) <= math.exp(noise) + 1e-9
+
+
+def test_merging_what_was_split_without_noise_loses_nothing():
+    latent, counts = latent_of(tiny(), {"NP": 2, "NN": 3})
+    new, split = split_merge.split(latent, counts, 2, 0.0, torch.Generator())
+    losses, exists = split_merge.merge_losses(new, split)
+    assert int(exists.sum()) == int(latent.states.sum())
+    assert float(losses[exists].abs().max()) < 1e-4
+    old, merged, place = split_merge.merge(new, split, 1.0)
+    assert old.states.tolist() == latent.states.tolist()
+    assert place.tolist() == [state // 2 for state in range(len(split.root))]
+    assert_close(merged, counts, 1e-9)
+
+
+def test_the_loss_of_a_merge_is_what_the_likelihood_loses(monkeypatch):
+    """The formula is exact where one node carries the pair, as X does here."""
+    latent, counts = latent_of(tiny(), {"X": 2, "DT": 2, "NN": 2})
+    parameters = latent.parameters(counts)
+    before, expected = latent.expect(parameters)
+
+    # Counts that make these parameters and have the frequencies of states that these expect.
+    frequency = torch.zeros(len(counts.root), dtype=torch.float64)
+    rows = torch.segment_reduce(expected.rules, "sum", lengths=latent.row_length)
+    frequency.index_add_(0, latent.row_state, rows)
+    scale = torch.repeat_interleave(frequency[latent.row_state], latent.row_length)
+    counts = Counts(parameters.root, parameters.rules * scale, counts.lexical)
+
+    losses, exists = split_merge.merge_losses(latent, counts)
+    x = latent.treebank.symbols.names.index("X")
+    chosen = torch.ones_like(losses)
+    chosen[x, 0] = 0
+    monkeypatch.setattr(split_merge, "merge_losses", lambda *_: (chosen, exists))
+    new, merged, _ = split_merge.merge(latent, counts, 1 / int(exists.sum()))
+    assert int(new.states[x]) == 1
+    assert int(new.states.sum()) == int(latent.states.sum()) - 1
+    after, _ = new.expect(new.parameters(merged))
+    assert abs(before - after) > 1e-3  # away from a maximum it may also gain
+    assert float(losses[x, 0]) == pytest.approx(before - after, rel=1e-4)
+
+
+def test_the_hierarchy_tells_where_states_came_from():
+    trainer = Trainer(build_treebank(corpus("dev")[:40]), SPLIT_MERGE)
+    states = []  # after each cycle
+    for step in trainer.run():
+        if step.last:
+            states.append(trainer.latent.states.tolist())
+    hierarchy, first = trainer.hierarchy, trainer.latent.first.tolist()
+    assert hierarchy.shape == (2, first[-1])
+    for symbol, (coarse, fine) in enumerate(zip(*states, strict=True)):
+        oldest, older = hierarchy[:, first[symbol] : first[symbol + 1]].tolist()
+        assert oldest == [0] * fine
+        assert sorted(set(older)) == list(range(coarse))  # every state of the first cycle has descendants,
+        assert older == sorted(older)
+        assert max(older.count(state) for state in older) <= 2  # one or two
+    assert min(states[1]) == 1 < max(states[1])
+    assert trainer.model().grammar.hierarchy.tolist() == hierarchy.tolist()
+
+
+def test_half_of_the_pairs_are_merged():
+    trainer = Trainer(tiny(), SPLIT_MERGE)
+    symbols = len(trainer.latent.states)
+    sizes = [(step.phase, int(trainer.latent.states.sum())) for step in trainer.run() if step.cycle == 1]
+    assert sizes[0] == ("split", 2 * symbols)
+    assert sizes[-1] == ("smooth", 2 * symbols - symbols // 2)
+
+
+# ---------------------------------------------------------------- trainings
+
+
+def test_the_steps_of_estimators():
+    assert steps(Options()) == []
+    assert [(step.phase, step.iteration, step.last) for step in steps(EMOptions(iterations=2))] == [
+        ("em", 1, False),
+        ("em", 2, True),
+    ]
+    without = SplitMergeOptions(cycles=2, split_iterations=1, merge_iterations=1, smooth_iterations=0)
+    assert [str(step) for step in steps(without) if step.last] == [
+        "cycle 1, merge, iteration 1",
+        "cycle 2, merge, iteration 1",
+    ]
+
+
+def state_of(trainer):
+    tensors = (trainer.latent.states, trainer.hierarchy, *vars(trainer.counts).values())
+    return [tensor.tolist() for tensor in tensors], trainer.log_likelihood, trainer.done
+
+
+@pytest.mark.parametrize("options", [EM, SPLIT_MERGE])
+def test_a_training_taken_up_anywhere_ends_the_same(tmp_path, options):
+    treebank = build_treebank(corpus("dev")[:20])
+    whole = Trainer(treebank, options, seed=3)
+    checkpoints = [whole.checkpoint({"done": 0})]
+    checkpoints += [whole.checkpoint({"done": whole.done}) for _ in whole.run()]
+    for done, checkpoint in enumerate(checkpoints):
+        checkpoint.save(tmp_path / "checkpoint")
+        again = Trainer(treebank, options, seed=3)
+        assert again.load(tmp_path / "checkpoint") == {"done": done}
+        assert again.done == done
+        for _ in again.run():
+            pass
+        assert state_of(again) == state_of(whole)
+
+
+def test_seeds_matter_and_nothing_else_does():
+    found = []
+    for seed in (0, 0, 1, -1, 10**30):
+        trainer = Trainer(tiny(), EM, seed=seed)
+        for _ in trainer.run():
+            pass
+        found.append(state_of(trainer))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"options": EMOptions(states=3, iterations=6, rare=1)},
+            "made with estimator.states 2, and this training has 3",
+        ),
+        ({"options": SPLIT_MERGE}, "made with estimator.name 'em', and this training has 'split_merge'"),
+        ({"seed": 1}, "made with seed 0, and this training has 1"),
+        ({"treebank": build_treebank(trees_from_text(TREES)[1:])}, "made with trees 5, and this training has 4"),
+        (
+            {"treebank": build_treebank(trees_from_text(TREES)[::-1], Binarisation(unaries="keep"))},
+            "made with treebank",
+        ),
+        ({"signature": "suffix"}, "made with signature 'english'"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(tmp_path, change, message):
+    Trainer(tiny(), EM).checkpoint({}).save(tmp_path / "checkpoint")
+    settings = {"treebank": tiny(), "options": EM, "seed": 0} | change
+    with pytest.raises(InputError, match=message):
+        Trainer(**settings).load(tmp_path / "checkpoint")
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "checkpoint"
+    Trainer(tiny(), EM).checkpoint({}).save(path)
+    whole = path.read_bytes()
+    for broken in (b"", whole[:5], whole[:100], whole[:-1], b"x" * 200, b"\xff" * 200):
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match="is no checkpoint of a training"):
+            Trainer(tiny(), EM).load(path)
+
+
+@pytest.mark.parametrize("unaries", ["keep", "collapse"])
+@pytest.mark.parametrize("options", [Options(), EM, SPLIT_MERGE])
+@pytest.mark.parametrize("text", ["(TOP (NN dog))", "(TOP (S (NP (NN dog))))", "(TOP (A a) (B b))"])
+def test_the_smallest_treebanks(text, options, unaries):
+    trainer = Trainer(build_treebank(trees_from_text(text), Binarisation(unaries=unaries)), options)
+    for _ in trainer.run():
+        pass
+    sums = trainer.model().grammar.row_sums()
+    torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+def test_train_from_python():
+    trees = corpus("dev")[:20]
+    model = train(trees, estimator="em", states=2, iterations=2, seed=4)
+    trainer = Trainer(build_treebank(trees), EMOptions(states=2, iterations=2), seed=4)
+    for _ in trainer.run():
+        pass
+    assert torch.equal(model.grammar.binary, trainer.model().grammar.binary)
+    assert model.provenance["options"]["states"] == 2
+    assert model.provenance["iterations"] == 2
+    assert set(model.grammar.states.tolist()) == {2}
+    smallest = {"split_iterations": 1, "merge_iterations": 1, "smooth_iterations": 1}
+    assert len(train(trees, estimator="split_merge", cycles=1, **smallest).grammar.hierarchy) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "magic"}, "estimator is 'magic': expected count, em or split_merge"),
+        ({"estimator": "count", "states": 2}, "the estimator count has no option 'states'"),
+        ({"estimator": "em", "cycles": 2}, "has no option 'cycles': it has iterations, noise, rare, states"),
+        ({"estimator": "em", "states": "2"}, "estimator.states is '2': expected a whole number"),
+        ({"estimator": "em", "states": 2.5}, "estimator.states is 2.5: expected a whole number"),
+        ({"estimator": "em", "states": 0}, "estimator.states is 0: expected 1 or more"),
+        ({"estimator": "em", "noise": None}, "estimator.noise is None: expected a number"),
+        ({"estimator": "split_merge", "merged": 1.5}, "estimator.merged is 1.5: expected a fraction, 0 to 1"),
+        ({"estimator": "split_merge", "merged": math.nan}, "estimator.merged is nan: expected 0 or more"),
+    ],
+)
+def test_options_that_make_no_sense(options, message):
+    with pytest.raises(InputError, match=message):
+        train(corpus("dev")[:2], **options)
+
+
+def test_numbers_that_overflow_are_an_error():
+    with pytest.raises(InputError, match="a tree of the treebank became impossible at cycle 1, em, iteration 1"):
+        train(corpus("dev")[:5], estimator="em", states=2, noise=1e4)
