@@ -164,23 +164,20 @@ class Posteriors:
                 if rule:
                     self.rule[rule] += p
 
-    def parts(self, nodes, idle):
-        """(posterior, that of the parent) of all that a tree is made of, from the root down.
-
-        `idle`: steps from a symbol to itself count as well.
-        """
+    def parts(self, nodes):
+        """(posterior, that of the parent) of all that a tree is made of, from the root down."""
         yield self.top[nodes[0].start, nodes[0].width, nodes[0].top], 1.0
         for node, rule in zip(nodes, rules_of(nodes), strict=True):
             bottom = self.bottom[node.start, node.width, node.bottom]
             yield (self.rule[rule] if rule else bottom), bottom
-            if self.unary and (idle or node.top != node.bottom):
+            if self.unary:
                 step = self.step[node.start, node.width, node.top, node.bottom]
                 yield step, self.top[node.start, node.width, node.top]
 
     def objective(self, decoder, nodes):
         if decoder == RECALL:
             return sum(self.top[n.start, n.width, n.top] * self.real[n.top] for n in nodes)
-        parts = list(self.parts(nodes, idle=decoder == VARIATIONAL))
+        parts = list(self.parts(nodes))
         if decoder == RULE_SUM:
             return sum(q for q, _ in parts)
         log = sum(math.log(q) for q, _ in parts)

@@ -57,7 +57,7 @@ def erased(tree: Tree) -> Tree:
 def dev_scores(features: bool, horizontal: int = 0, sentences: int = 250) -> Scores:
     """How well a treebank PCFG of the embedded corpus, its features erased or not, parses the dev split."""
     gold = normalise_all(corpus("dev"))[:sentences]
-    model = train(corpus("train", features), binarisation=Binarisation(horizontal=horizontal))
+    model = train(corpus("train", features), binarisation=Binarisation(horizontal=horizontal, unaries="collapse"))
     parses = [viterbi(model, words(tree)) for tree in gold]
     return evaluate(gold, [normalise(erased(tree)) if tree else Tree("", []) for tree in parses])
 

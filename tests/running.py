@@ -28,7 +28,7 @@ def begin(job, folder, printed=None, **options):
     """Runs a job up to the writing of its figures."""
     settings = {
         "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
-        "binarisation": BinarisationConfig("right", 0, 1, "collapse"),
+        "binarisation": BinarisationConfig("right", 0, 1, "keep"),
         "estimator": Options(),
         "signature": "english",
         **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},

@@ -35,13 +35,13 @@ def test_round_trip_and_shape(tree, scheme):
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [
-        (Binarisation(), "(TOP (A (B b) (@A (C c) (@A (D d) (X+E e)))))"),
-        (Binarisation(direction="left"), "(TOP (A (@A (@A (B b) (C c)) (D d)) (X+E e)))"),
-        (Binarisation(horizontal=1), "(TOP (A (B b) (@A|B (C c) (@A|C (D d) (X+E e)))))"),
-        (Binarisation(horizontal=math.inf), "(TOP (A (B b) (@A|B (C c) (@A|B|C (D d) (X+E e)))))"),
-        (Binarisation(direction="left", horizontal=2), "(TOP (A (@A|X (@A|D|X (B b) (C c)) (D d)) (X+E e)))"),
-        (Binarisation(vertical=2), "(TOP (A^TOP (B b) (@A^TOP (C c) (@A^TOP (D d) (X^A+E e)))))"),
-        (Binarisation(unaries="keep"), "(TOP (A (B b) (@A (C c) (@A (D d) (X (E e))))))"),
+        (Binarisation(unaries="collapse"), "(TOP (A (B b) (@A (C c) (@A (D d) (X+E e)))))"),
+        (Binarisation(direction="left"), "(TOP (A (@A (@A (B b) (C c)) (D d)) (X (E e))))"),
+        (Binarisation(horizontal=1), "(TOP (A (B b) (@A|B (C c) (@A|C (D d) (X (E e))))))"),
+        (Binarisation(horizontal=math.inf), "(TOP (A (B b) (@A|B (C c) (@A|B|C (D d) (X (E e))))))"),
+        (Binarisation("left", 2, unaries="collapse"), "(TOP (A (@A|X (@A|D|X (B b) (C c)) (D d)) (X+E e)))"),
+        (Binarisation(vertical=2, unaries="collapse"), "(TOP (A^TOP (B b) (@A^TOP (C c) (@A^TOP (D d) (X^A+E e)))))"),
+        (Binarisation(), "(TOP (A (B b) (@A (C c) (@A (D d) (X (E e))))))"),
     ],
 )
 def test_schemes(scheme, expected):
@@ -51,7 +51,8 @@ def test_schemes(scheme, expected):
 
 def test_top_is_not_collapsed_and_chains_keep_their_intermediates():
     tree = Tree.fromstring("(TOP (S (VP (V go) (A a) (B b))))")
-    assert binarise(tree) == Tree.fromstring("(TOP (S+VP (V go) (@VP (A a) (B b))))")
+    collapsed = binarise(tree, Binarisation(unaries="collapse"))
+    assert collapsed == Tree.fromstring("(TOP (S+VP (V go) (@VP (A a) (B b))))")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,9 @@ def test_wrong_schemes(wrong):
 
 @pytest.mark.treebank
 @pytest.mark.parametrize("name", ["wsj-sample", "craft", "gum", "cess-esp"])
-@pytest.mark.parametrize("scheme", [Binarisation(), Binarisation("left", 1, 2, "keep")], ids=["collapse", "keep"])
+@pytest.mark.parametrize(
+    "scheme", [Binarisation(unaries="collapse"), Binarisation("left", 1, 2)], ids=["collapse", "keep"]
+)
 def test_every_tree_of_every_treebank_comes_back(data, name, scheme):
     with garbage_collection_paused():
         trees = normalise_all(read_trees(data / name / "train.mrg") + read_trees(data / name / "dev.mrg"))

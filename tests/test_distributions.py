@@ -196,7 +196,7 @@ def test_kl_of_unequal_supports_is_refused():
 def test_trees_of_a_treebank_under_its_model():
     """log_prob of each training tree is its probability under the PCFG given its words, rule by rule."""
     trees = [tree for tree in corpus("train") if len(tree.leaves()) <= 12][:8]
-    for scheme in (Binarisation(), Binarisation(unaries="keep")):
+    for scheme in (Binarisation(), Binarisation(unaries="collapse")):
         model = train(corpus("train"), binarisation=scheme)
         distribution = ModelTrees(model, [normalise(tree).leaves() for tree in trees])
         log_prob = distribution.log_prob([distribution.skeletal(tree) for tree in trees])

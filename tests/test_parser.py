@@ -18,12 +18,12 @@ from lvpcfg.trees.walk import words
 
 @pytest.fixture(scope="module")
 def model():
-    return train(corpus("train"))
+    return train(corpus("train"), binarisation=Binarisation(unaries="collapse"))
 
 
 @pytest.fixture(scope="module")
 def kept():
-    return train(corpus("train"), binarisation=Binarisation(unaries="keep"))
+    return train(corpus("train"))
 
 
 @pytest.fixture(scope="module")

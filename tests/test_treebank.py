@@ -14,7 +14,8 @@ def bank(*texts, **options):
 
 
 def test_a_small_treebank_by_hand():
-    treebank = bank("( (S (NP (DT the) (NN dog)) (VP (VBZ barks))))", "(NN (NN dog))", "( (S (-NONE- *)))")
+    texts = ("( (S (NP (DT the) (NN dog)) (VP (VBZ barks))))", "(NN (NN dog))", "( (S (-NONE- *)))")
+    treebank = bank(*texts, scheme=Binarisation(unaries="collapse"))
     assert treebank.symbols.interminals == ("NP", "S")
     assert treebank.symbols.preterminals == ("DT", "NN", "VP+VBZ")
     assert treebank.words == ("the", "dog", "barks")

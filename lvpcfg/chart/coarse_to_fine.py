@@ -36,10 +36,11 @@ class CoarseToFine:
         self.rules = [FineRules(grammar) for grammar in grammars]
         symbols, device = grammars[0].symbols, grammars[0].root.device
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
-        above, below = self.coarse.rules.steps.unbind(1)
-        beside = (len(grammars[0].binary_rules), len(symbols))
-        self.is_step = torch.nn.functional.pad(torch.ones_like(above, dtype=torch.bool), beside)  # [rules]
-        self.is_idle = torch.nn.functional.pad(above == below, beside)  # steps of no unary rule
+        rules, steps = len(grammars[0].binary_rules), len(self.coarse.rules.steps)
+        kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(
+            torch.tensor([rules, steps, len(symbols)], device=device)
+        )
+        self.is_step = kinds.bool()  # [rules]
 
     def parse(self, words: Sequence[Tensor], lengths: Tensor, threshold: float, probabilities: bool) -> list[Found]:
         """`words` has for each grammar [words of all sentences, tag states]."""
@@ -84,12 +85,10 @@ class CoarseToFine:
             symbol = kept.symbol[torch.where(step, forest.parent, 0)]
             return torch.where(step & self.real[symbol], parents, possible), torch.zeros_like(leaves)
         if self.decoder == RULE_SUM:
-            worth, leaves = possible + edges, torch.where(leaves > 0, leaves, -math.inf)
-        elif self.decoder == VARIATIONAL:
+            return possible + edges, torch.where(leaves > 0, leaves, -math.inf)
+        if self.decoder == VARIATIONAL:
             return possible + _log(edges) - _log(parents), torch.zeros_like(leaves)
-        else:
-            worth, leaves = possible + _log(edges), _log(leaves)
-        return torch.where(self.is_idle[forest.rule], possible, worth), leaves
+        return possible + _log(edges), _log(leaves)
 
 
 def _log(x: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ All but Viterbi and free recall are one recursion over symbols,
     best(a, i, j) = node(a, i, j) + max over a -> b c, k of  rule(a -> b c, i, k, j) + best(b, i, k) + best(c, k+1, j)
 
 with `rule` from the anchored posteriors. With unary rules each span has a bottom symbol and a top symbol, and
-the step between them, any number of unary rules, is scored as one rule. Where the two are the same symbol there is no
-rule to score, but the variational approximation has a probability for that too.
+the step between them, any number of unary rules or none, is scored as one rule.
 """
 
 import math
@@ -116,7 +115,7 @@ class SymbolChart:
         tag_top = self.symbols.tags(chart.word_top * outside.word_top)
         top = self.symbols.phrases(chart.top[0] * outside.top[0])
         base = torch.zeros_like(tag) if self.decoder == RECALL else self._score(tag, tag)
-        self.word = base if chart.form.promotion is None else base + self._idle(tag_top, tag_top)
+        self.word = base if chart.form.promotion is None else base + self._score(tag_top, tag_top)
         if self.decoder == RECALL:
             self.word = tag_top.abs()
         cell = torch.full_like(top, -math.inf)
@@ -183,17 +182,7 @@ class SymbolChart:
         posterior = torch.cat(parts)
         if self.decoder == RECALL:
             return torch.where(posterior != 0, 0.0, -math.inf).to(posterior.dtype)
-        score = self._score(posterior, top.unsqueeze(1))
-        if not words:
-            same = score.diagonal(dim1=1, dim2=2)
-            same.copy_(self._idle(posterior.diagonal(dim1=1, dim2=2), top))
-        return score
-
-    def _idle(self, posterior: Tensor, top: Tensor) -> Tensor:
-        """The worth of a step from a symbol to itself."""
-        if self.decoder == VARIATIONAL:
-            return self._score(posterior, top)
-        return torch.where(posterior > 0, 0.0, -math.inf).to(posterior.dtype)
+        return self._score(posterior, top.unsqueeze(1))
 
     def _children(self, kind: str, width: int, left: Tensor, right: Tensor) -> Tensor:
         """The worth of the children of rules, [rules, cells, splits]."""

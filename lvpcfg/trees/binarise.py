@@ -31,7 +31,7 @@ class Binarisation:
     direction: str = "right"
     horizontal: float = 0
     vertical: int = 1
-    unaries: str = "collapse"
+    unaries: str = "keep"
 
     def __post_init__(self) -> None:
         expect("direction", self.direction, ("right", "left"))
