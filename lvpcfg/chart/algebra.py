@@ -49,12 +49,14 @@ class Sum:
         return total
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.dim() == y.dim() == 3:  # `torch.matmul` would copy what it broadcasts
+            return torch.bmm(x.expand(len(y), -1, -1) if len(x) == 1 else x, y)
         return torch.matmul(x, y)
 
     def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """[..., k, lanes] twice -> [..., lanes], summed over k, with `weights` [..., k, 1]."""
         product = x * y
-        return product.sum(-2) if weights is None else torch.matmul(weights.transpose(-1, -2), product).squeeze(-2)
+        return product.sum(-2) if weights is None else self.matmul(weights.transpose(-1, -2), product).squeeze(-2)
 
     def collect(self, rows: Tensor, target: Tensor, sources: Tensor) -> Tensor:
         """[rows, cells] -> [targets, cells]: the sum of the rows of each target."""
@@ -72,9 +74,8 @@ class Sum:
         if not x.shape[-1]:  # a grammar without interminals
             return x, x.new_zeros(*x.shape[:-1], 1), x.new_full((*x.shape[:-1], 1), -math.inf)
         largest = x.abs().amax(-1, keepdim=True)
-        exponent = largest.log2().floor()
-        shift = exponent.clamp_min(-100)  # a larger factor would not be a float32
-        return x * torch.exp2(-shift), shift, torch.where(largest > 0, shift, -math.inf)
+        shift = largest.log2().floor_().clamp_min_(-126)  # a larger factor would not be a float32
+        return x * torch.exp2(-shift), shift, shift.masked_fill(largest == 0, -math.inf)
 
     def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""

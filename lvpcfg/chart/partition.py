@@ -40,6 +40,7 @@ class Problem:
     leaf: Tensor  # [length, batch, preterminal states]
     lengths: Tensor | None = None
     allowed: Allowed | None = None
+    parameters: bool = False  # whether their gradients will be asked for
 
     def part(self, sentences: Tensor) -> "Problem":
         allowed = self.allowed
@@ -58,7 +59,7 @@ class Problem:
         if level != NARROW:
             form, leaf = form.to(torch.float64), leaf.to(torch.float64)
         if level != LOGARITHMIC:
-            return Chart(form, leaf, SUM, self.lengths, self.allowed)
+            return Chart(form, leaf, SUM, self.lengths, self.allowed, self.parameters)
         form = form.with_tensors([LOG.value(tensor) for tensor in form.tensors])
         return Chart(form, LOG.value(leaf), LOG, self.lengths, self.allowed)
 
@@ -149,7 +150,8 @@ class _LogPartition(torch.autograd.Function):
     def forward(
         ctx: Any, form: AnyRules, lengths: Tensor | None, allowed: Allowed | None, leaf: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.problem = Problem(form.with_tensors([t.detach() for t in tensors]), leaf.detach(), lengths, allowed)
+        form = form.with_tensors([t.detach() for t in tensors])
+        ctx.problem = Problem(form, leaf.detach(), lengths, allowed, any(ctx.needs_input_grad[4:]))
         ctx.solutions = solve(ctx.problem)
         ctx.save_for_backward(leaf, *tensors)
         log_z, sign = (
@@ -186,6 +188,7 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
         for place, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
             if gradient is not None:
                 known = totals[place]
+                gradient = gradient.clone() if gradient.is_inference() else gradient
                 gradient = gradient.to(tensor.dtype)
                 totals[place] = gradient if known is None else known.add_(gradient)
     return [_finite(g, t) for g, t in zip([leaf, *totals], [problem.leaf, *tensors], strict=True)]
