@@ -160,13 +160,14 @@ class TreeDistribution:
     def _weight(self, nodes: Sequence[Node], sentence: int) -> Tensor:
         """log of the product of the factors that a derivation of a Kruskal form uses."""
         u, inner, outer = self.form.weights
-        both = torch.cat([inner, outer], 1)  # [2, states, rank]
+        both = torch.cat([inner, outer])  # [states, 2 rank]
+        rank = len(u)
         factors = [self.form.root[nodes[0].top]] if nodes else [self.leaf.new_zeros(())]
         waiting: list[tuple[int, int]] = []  # rank above and side, for nodes to come
         for node in nodes:
             if waiting:
                 above, side = waiting.pop()
-                factors.append(both[side, node.top, above])
+                factors.append(both[node.top, above + side * rank])
             if self.form.closure is not None and self.form.promotion is not None:
                 step = self.form.closure if node.split else self.form.promotion
                 first = 0 if node.split else self.form.interminals

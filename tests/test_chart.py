@@ -524,7 +524,7 @@ def change_of_basis(case: Case, leaf: torch.Tensor, seed: int) -> tuple[Case, to
         grammar = replace(grammar, root=root, binary=flat[0], unary=flat[1])
     if case.form.projects:
         u, *sides = case.form.weights
-        v, w = torch.cat(sides, 1).transpose(1, 2)
+        v, w = torch.cat(sides).T.chunk(2)
         form = kruskal(root, u @ g[:inner, :inner].T, v @ back, w @ back, grammar)
     elif grammar is None:
         rules = torch.einsum("ix,xyz,yj,zk->ijk", g[:inner, :inner], case.full.rules[0], back, back)

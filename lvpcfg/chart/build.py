@@ -145,5 +145,5 @@ def kruskal(root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | Non
     inner = u.shape[1]
     halves = zip(*(factor.split([inner, factor.shape[1] - inner], 1) for factor in (v, w)), strict=True)
     closure, promotion = (None, None) if source is None else unary_closure(source)
-    weights = (u, *(torch.stack(half).transpose(1, 2) for half in halves))  # [2, states, rank]
+    weights = (u, *(torch.cat(half).T for half in halves))  # [states, 2 rank]
     return Kruskal(root, closure, promotion, weights, inner, None if source is None else exact(source))

@@ -208,9 +208,15 @@ class Whole:
     def lift(self, algebra: Algebra, products: Tensor, weights: Tensor) -> Tensor:
         return algebra.matmul(products, weights.transpose(-1, -2))
 
-    def products(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor) -> Tensor:
-        """The products of the children's states, summed over the splits, [cells, y * z]."""
-        return algebra.matmul(algebra.scale(left, align).transpose(-1, -2), right).flatten(-2)
+    def products(
+        self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, room: Tensor | None = None
+    ) -> Tensor:
+        """The products of the children's states, summed over the splits, [cells, y * z]; in `room` if there is one."""
+        left = algebra.scale(left, align).transpose(-1, -2)
+        if room is None:
+            return algebra.matmul(left, right).flatten(-2)
+        torch.bmm(left, right, out=room.unflatten(-1, self.shape[1:]))
+        return room
 
     def undo(
         self,
@@ -222,8 +228,9 @@ class Whole:
         into: tuple[Tensor, Tensor],
         add: AddProduct | None,
         products: Tensor | None,
+        room: Tensor | None,
     ) -> None:
-        """Backwards through `apply` in ordinary arithmetic; `products` if they were kept.
+        """Backwards through `apply` in ordinary arithmetic; with the products if they were kept, and room for them.
 
         Where a word is filled in, the first of `into` takes the gradient of what the word's rules brought to each
         span: a word begins spans of all widths, whose shares of `table` are then added up in one product.
@@ -234,8 +241,8 @@ class Whole:
             into_two.add_(torch.bmm(into_one.unsqueeze(-2), one).squeeze(-2))
             return
         if add is not None:
-            add(gradient.T, self.products(SUM, one, two, align) if products is None else products)
-        outer = torch.mm(gradient, weights).unflatten(-1, self.shape[1:])  # [cells, y, z]
+            add(gradient.T, self.products(SUM, one, two, align, room) if products is None else products)
+        outer = torch.mm(gradient, weights, out=room).unflatten(-1, self.shape[1:])  # [cells, y, z]
         into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)
         into_two.add_(torch.bmm(one * align, outer))
 
@@ -402,7 +409,7 @@ def quarters(rules: Tensor, interminals: int) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Kruskal(Form):
-    """weights: U [rank, interminals], then V and W, over interminals [2, states, rank] and over preterminals."""
+    """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals."""
 
     source: RuleTensors | None  # the rules it stands for, for decoders that score rules
 
@@ -427,10 +434,10 @@ class Kruskal(Form):
 
     def project(self, algebra: Algebra, top: Tensor) -> Tensor:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
-        return algebra.matmul(top.unsqueeze(-3), self.weights[1])
+        return _halves(algebra.matmul(top, self.weights[1]))
 
     def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        lanes = algebra.matmul(word.unsqueeze(-3), self.weights[2])
+        lanes = _halves(algebra.matmul(word, self.weights[2]))
         return lanes if self.closure is None else algebra.plus(lanes, self.project(algebra, top)), []
 
     def table_of(self, term: int) -> int:
@@ -438,6 +445,11 @@ class Kruskal(Form):
 
     def pad(self, algebra: Algebra, cells: Tensor) -> Tensor:
         return cells
+
+
+def _halves(lanes: Tensor) -> Tensor:
+    """[cells, 2 rank] -> [2, cells, rank]"""
+    return lanes.unflatten(-1, (2, -1)).movedim(-2, -3)
 
 
 class Lanes:

@@ -146,6 +146,7 @@ class Chart:
         empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all by something
         self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, form.lanes[0])
         self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
+        self._room: Tensor | None = None
         self.products: dict[int, Tensor] = {}  # for each width, [cells, lanes], of the term that multiplies most
         self.keeps_products = keep_products and algebra is SUM and not self._many_products()
         with written_out(algebra):
@@ -196,10 +197,21 @@ class Chart:
     def apply(self, term: int, width: int) -> Tensor:
         """What a term brings to the cells of a width."""
         block, operands, weights = self.form.blocks[term], self.operands(term, width), self.form.weights[term]
-        if not self.keeps_products or not isinstance(block, Whole) or block.filled:
+        if self.algebra is not SUM or not isinstance(block, Whole) or block.filled:
             return block.apply(self.algebra, *operands, weights)
-        products = self.products[width] = block.products(self.algebra, *operands)
-        return block.lift(self.algebra, products, weights)
+        products = block.products(SUM, *operands, None if self.keeps_products else self.room(block, width))
+        if self.keeps_products:
+            self.products[width] = products
+        return block.lift(SUM, products, weights)
+
+    def room(self, block: Whole, width: int) -> Tensor | None:
+        """For products of children of the spans of a width: the same for all widths, since new memory takes time."""
+        if block.filled:
+            return None
+        rows, lanes = (self.length - width + 1) * self.batch, block.shape[1] * block.shape[2]
+        if self._room is None or self._room.numel() < rows * lanes:
+            self._room = self.word.new_empty(rows * lanes)
+        return self._room.narrow(0, 0, rows * lanes).view(rows, lanes)
 
     def _many_products(self) -> bool:
         """Whether fetching them from memory would take longer than making them again."""

@@ -19,6 +19,9 @@ from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lane
 from lvpcfg.chart.inside import Chart, Spans, written_out
 
 
+Factors = tuple[list[Tensor | None], int, Tensor, Tensor]  # where to, and what to multiply
+
+
 class Outside:
     """The derivative of log Z, weighted by a number for each sentence, by everything a chart was made of.
 
@@ -40,15 +43,17 @@ class Outside:
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
+        self.factors: list[Factors] = []
         self.room = form.room() if parameters else self.weights
         with written_out(chart.algebra):
             self._begin(gradient)
             for width in range(chart.length, 1, -1):
                 self._undo(width)
             self._undo_words()
+            self._multiply_factors()
         self.tensors += form.joined(self.weights, self.room) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
-        del self.tables, self.filled, self.words, self.weights, self.room
+        del self.tables, self.filled, self.words, self.factors, self.weights, self.room
         chart.forget()
         self.top.reverse()
         self.bottom.reverse()
@@ -102,7 +107,7 @@ class Outside:
             return
         add = partial(_add_product, self.weights, term) if parameters else None
         if isinstance(block, Whole):
-            block.undo(*operands, weights, share, into, add, chart.products.get(width))
+            block.undo(*operands, weights, share, into, add, chart.products.get(width), chart.room(block, width))
         else:
             block.undo(*operands, weights, share, into, add)
 
@@ -124,19 +129,24 @@ class Outside:
     def _undo_product(
         self, gradients: list[Tensor | None], place: int, matrix: Tensor, cells: Tensor, gradient: Tensor
     ) -> Tensor:
-        """Backwards through the product of the cells of a width with a matrix of the form, or with two of them."""
-        algebra, both = self.chart.algebra, gradient.dim() > cells.dim()
-        if algebra is not SUM:
-            cells = cells.unsqueeze(-3) if both else cells
-            found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
-            _add(gradients, place, weights)
-            return found.squeeze(-3) if both else found
-        if self.parameters:
-            _add_product(gradients, place, cells.T.expand(2, -1, -1) if both else cells.T, gradient)
-        if not both:
+        """Backwards through the product of the cells of a width with a matrix of the form."""
+        algebra = self.chart.algebra
+        if algebra is SUM:
+            if self.parameters:
+                self.factors.append((gradients, place, cells, gradient))
             return torch.mm(gradient, matrix.T)
-        (one, two), (left, right) = gradient, matrix
-        return torch.mm(one, left.T).addmm_(two, right.T)
+        found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
+        _add(gradients, place, weights)
+        return found
+
+    def _multiply_factors(self) -> None:
+        """The gradients of matrices that were used in every width, in one product over all cells."""
+        found: dict[tuple[int, int], list[Factors]] = {}
+        for factors in self.factors:
+            found.setdefault((id(factors[0]), factors[1]), []).append(factors)
+        for same in found.values():
+            cells, gradient = (torch.cat([factors[i] for factors in same]) for i in (2, 3))
+            _add(same[0][0], same[0][1], torch.mm(cells.T, gradient))
 
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
@@ -156,6 +166,7 @@ class Outside:
         lanes = self.spans.own(width)
         if not form.projects:
             return lanes.sum(-3).narrow(-1, 0, form.interminals)
+        lanes = lanes.movedim(-3, -2).flatten(-2)  # [cells, 2 rank]
         return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
@@ -176,6 +187,7 @@ class Outside:
             top = self._from_parents(1) if unary else None
             if isinstance(form, RuleTensors):
                 return self._undo_filled(form), top
+            lanes = lanes.movedim(-3, -2).flatten(-2)
             return self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes), top
 
         def words(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
