@@ -187,7 +187,7 @@ class Whole:
     rules: Tensor  # [1]
     places: Tensor | None  # in `Grammar.binary`, in the shape of the weights
 
-    # The weights are [x, y, z], and [x, y * z] where no child is a word.
+    # The weights are [x, y, z], and [x, y * z] where no child is a word; there may be more rows than x.
 
     @property
     def filled(self) -> bool:
@@ -206,7 +206,7 @@ class Whole:
         return self.lift(algebra, self.products(algebra, one, two, align), weights)
 
     def lift(self, algebra: Algebra, products: Tensor, weights: Tensor) -> Tensor:
-        return algebra.matmul(products, weights.transpose(-1, -2))
+        return algebra.matmul(products, weights.transpose(-1, -2)).narrow(-1, 0, self.shape[0])
 
     def products(
         self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, room: Tensor | None = None
@@ -242,6 +242,7 @@ class Whole:
             return
         if add is not None:
             add(gradient.T, self.products(SUM, one, two, align, room) if products is None else products)
+        weights = weights.narrow(0, 0, self.shape[0])
         outer = torch.mm(gradient, weights, out=room).unflatten(-1, self.shape[1:])  # [cells, y, z]
         into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)
         into_two.add_(torch.bmm(one * align, outer))
@@ -263,7 +264,7 @@ class Whole:
         """As of a `Block`, [1, cells, splits]."""
         if self.filled:
             return (outside * self.apply(SUM, one, two, align, weights)).sum(-1, keepdim=True).unsqueeze(0)
-        lifted = torch.mm(outside, weights).unflatten(-1, self.shape[1:])  # [cells, y, z]
+        lifted = torch.mm(outside, weights.narrow(0, 0, self.shape[0])).unflatten(-1, self.shape[1:])  # [cells, y, z]
         return (torch.bmm(one * align, lifted) * two).sum(-1).unsqueeze(0)
 
 
@@ -297,6 +298,10 @@ class Form:
 
     def to(self: "AnyForm", dtype: torch.dtype) -> "AnyForm":
         return self.with_tensors([tensor.to(dtype) for tensor in self.tensors])
+
+    def prepared(self: "AnyForm", algebra: Algebra) -> "AnyForm":
+        """As it is best for charts in this algebra."""
+        return self
 
     def room(self) -> list[Tensor | None]:
         """Where the gradients of the weights are to be written, if that matters."""
@@ -385,8 +390,21 @@ class Dense(RuleTensors):
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Dense":
         root, rules = tensors
-        phrases, *words = quarters(rules.detach(), self.interminals)
-        return replace(self, root=root, rules=rules, weights=(phrases.flatten(-2), *words))
+        return replace(self, root=root, rules=rules, weights=tuple(quarters(rules.detach(), self.interminals)))
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        return (self.blocks[0].shape[1],) * 2
+
+    def prepared(self, algebra: Algebra) -> "Dense":
+        """Numbers of states that are no multiple of 8 make products slow: phrases get states that are always 0."""
+        phrases, *words = self.weights
+        block, *blocks = self.blocks
+        if algebra is SUM:
+            size = -(-self.interminals // 8) * 8
+            block = replace(block, shape=(self.interminals, size, size))
+            phrases = torch.nn.functional.pad(phrases, (0, size - self.interminals) * 3)
+        return replace(self, weights=(phrases.flatten(-2), *words), blocks=(block, *blocks))
 
     def room(self) -> list[Tensor | None]:
         return [*quarters(torch.empty_like(self.rules), self.interminals)]
@@ -397,7 +415,8 @@ class Dense(RuleTensors):
             if gradient is None:
                 place.zero_()
             elif gradient is not place:
-                place.copy_(gradient.view(place.shape))
+                gradient = gradient.unflatten(-1, (-1, self.lanes[0])) if gradient.dim() < place.dim() else gradient
+                place.copy_(gradient.narrow(-2, 0, place.shape[-2]).narrow(-1, 0, place.shape[-1]))
         return [None if room[0] is None else room[0]._base]
 
 

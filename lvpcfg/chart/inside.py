@@ -59,9 +59,10 @@ class Spans:
         splits = width - 2 * least + 1
         return self._side(width, 0, least - 1, splits), self._side(width, 1, self.length - width + least, splits)
 
-    def own(self, width: int) -> Tensor:
-        """The spans themselves, as left and as right children of others, [2, cells, lanes]."""
-        *lead, _, rows, _, lanes = self.sides.shape
+    def own(self, width: int, lanes: int | None = None) -> Tensor:
+        """The spans themselves, as left and as right children of others, [2, cells, lanes]; all lanes or the first."""
+        *lead, _, rows, _, all_lanes = self.sides.shape
+        lanes = all_lanes if lanes is None else lanes
         *skip, side, row, column, lane = self.sides.stride()
         first = (width - 1) * self.batch
         left, right = (width - 1) * column, side + first * row + (self.length - width) * column
@@ -73,15 +74,16 @@ class Spans:
             return self._side(width, 0, width - 1)
         return self._side(width, 1, self.length - width)
 
-    def rest(self, width: int, kind: str) -> Tensor:
+    def rest(self, width: int, kind: str, lanes: int | None = None) -> Tensor:
         """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
         if kind == BEFORE:
-            return self._side(width, 1, self.length - width + 1)
-        return self._side(width, 0, width - 2)
+            return self._side(width, 1, self.length - width + 1, lanes=lanes)
+        return self._side(width, 0, width - 2, lanes=lanes)
 
-    def _side(self, width: int, which: int, place: int, columns: int | None = None) -> Tensor:
+    def _side(self, width: int, which: int, place: int, columns: int | None = None, lanes: int | None = None) -> Tensor:
         """One or more columns of the rows where spans of a width start (0) or end (1), [cells, (columns,) lanes]."""
-        *lead, _, rows, _, lanes = self.sides.shape
+        *lead, _, rows, _, all_lanes = self.sides.shape
+        lanes = all_lanes if lanes is None else lanes
         *skip, side, row, column, lane = self.sides.stride()
         first = (width - 1) * self.batch  # the row where the first span ends
         offset = place * column + which * (side + first * row)
@@ -133,6 +135,7 @@ class Chart:
         allowed: Allowed | None = None,
         keep_products: bool = False,  # for the gradients of parameters, if they are not too many
     ) -> None:
+        form = form.prepared(algebra)
         self.form, self.algebra, self.lengths, self.allowed = form, algebra, lengths, allowed
         self.length, self.batch = leaf.shape[-3], leaf.shape[-2]
         self.bottom: list[Tensor] = []  # for each width, [cells, interminal states]: binary rules
@@ -226,7 +229,7 @@ class Chart:
         width = len(self.top)
         self.exponents.own(width).copy_(exponent)
         if lanes is not None:
-            self.spans.own(width).copy_(lanes)
+            self.spans.own(width, lanes.shape[-1]).copy_(lanes)
 
     def _finish(self) -> None:
         """The cell of the whole sentence, and log Z."""
@@ -307,5 +310,5 @@ class Chart:
             if not block.filled:
                 return self.window(words, width, BEFORE, -2).unsqueeze(-2), last.unsqueeze(-2), align
         table = self.window(self.tables[self.form.table_of(term)], width, kind, -3)
-        rest = last if kind == WORDS else self.spans.rest(width, kind)
+        rest = last if kind == WORDS else self.spans.rest(width, kind, table.shape[-1] if self.form.whole else None)
         return table, rest, align.select(1, width - 2 if kind == AFTER else 0)

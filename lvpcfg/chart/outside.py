@@ -19,7 +19,7 @@ from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lane
 from lvpcfg.chart.inside import Chart, Spans, written_out
 
 
-Factors = tuple[list[Tensor | None], int, Tensor, Tensor]  # where to, and what to multiply
+ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
 
 
 class Outside:
@@ -39,18 +39,19 @@ class Outside:
         self.tables: list[Tensor] = []
         self.filled: Spans | None = None  # of what words in rules brought to the spans they begin and end
         if chart.algebra is SUM and form.whole:
-            self.filled = Spans(torch.zeros_like(chart.spans.sides), chart.batch)
+            self.filled = Spans.made(chart.word.new_zeros, chart.length, chart.batch, form.interminals)
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
-        self.factors: list[Factors] = []
+        self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
         self.room = form.room() if parameters else self.weights
         with written_out(chart.algebra):
             self._begin(gradient)
             for width in range(chart.length, 1, -1):
                 self._undo(width)
             self._undo_words()
-            self._multiply_factors()
+            for of_weights, place in [*self.factors]:
+                self._multiply_factors(self.weights if of_weights else self.tensors, place)
         self.tensors += form.joined(self.weights, self.room) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
         del self.tables, self.filled, self.words, self.factors, self.weights, self.room
@@ -121,7 +122,7 @@ class Outside:
             if not block.filled:
                 return chart.window(self.words, width, BEFORE, -2).unsqueeze(-2), rest.unsqueeze(-2)
         else:
-            rest = self.spans.rest(width, block.kind)
+            rest = self.spans.rest(width, block.kind, chart.form.interminals if chart.form.whole else None)
         if self.filled is None:
             return chart.window(self.tables[chart.form.table_of(term)], width, block.kind, -3), rest
         return self.pairs if block.kind == WORDS else self.filled.one(width, block.kind), rest
@@ -133,20 +134,19 @@ class Outside:
         algebra = self.chart.algebra
         if algebra is SUM:
             if self.parameters:
-                self.factors.append((gradients, place, cells, gradient))
+                self.factors.setdefault((gradients is self.weights, place), []).append((cells, gradient))
+                if sum(len(cells) for cells, _ in self.factors[gradients is self.weights, place]) >= ENOUGH:
+                    self._multiply_factors(gradients, place)
             return torch.mm(gradient, matrix.T)
         found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
         _add(gradients, place, weights)
         return found
 
-    def _multiply_factors(self) -> None:
-        """The gradients of matrices that were used in every width, in one product over all cells."""
-        found: dict[tuple[int, int], list[Factors]] = {}
-        for factors in self.factors:
-            found.setdefault((id(factors[0]), factors[1]), []).append(factors)
-        for same in found.values():
-            cells, gradient = (torch.cat([factors[i] for factors in same]) for i in (2, 3))
-            _add(same[0][0], same[0][1], torch.mm(cells.T, gradient))
+    def _multiply_factors(self, gradients: list[Tensor | None], place: int) -> None:
+        """Adds to the gradient of a matrix in one product over the cells of some widths."""
+        pairs = self.factors.pop((gradients is self.weights, place))
+        cells, gradient = (torch.cat(factors) for factors in zip(*pairs, strict=True))
+        _add_product(gradients, place, cells.T, gradient)
 
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
@@ -228,7 +228,8 @@ class Outside:
         chart = self.chart
         if kind == WORDS:
             return self.pairs.unsqueeze(-1) * chart.window(chart.word_top, 2, AFTER, -2).unsqueeze(-2)
-        return torch.bmm(filled.beside(kind).transpose(1, 2), chart.spans.within(kind))
+        rest = chart.spans.within(kind).narrow(-1, 0, chart.form.interminals)
+        return torch.bmm(filled.beside(kind).transpose(1, 2), rest)
 
     def _undo_words(self) -> None:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
@@ -268,7 +269,9 @@ def _add_product(gradients: list[Tensor | None], place: int, x: Tensor, y: Tenso
         known.baddbmm_(x, y)
 
 
-def _apply(block: Block | Whole | Lanes, algebra: Algebra, align: Tensor, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
+def _apply(
+    block: Block | Whole | Lanes, algebra: Algebra, align: Tensor, one: Tensor, two: Tensor, weights: Tensor
+) -> Tensor:
     return block.apply(algebra, one, two, align, weights)
 
 
