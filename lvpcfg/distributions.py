@@ -22,7 +22,8 @@ from lvpcfg.chart.forms import Kruskal
 from lvpcfg.chart.inside import AnyRules, Chart
 from lvpcfg.chart.marginals import Marginals, marginals
 from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import log_partition, total
+from lvpcfg.chart.partition import LOGARITHMIC, Problem, log_partition, solve, total
+from lvpcfg.chart.sample import Sampler
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
@@ -86,9 +87,27 @@ class TreeDistribution:
         """Derivations drawn at random, independently, as many as asked for of each sentence."""
         if samples < 1:
             raise InputError(f"sample of {samples}: expected 1, 2, ...")
-        leaf = self.leaf.detach().repeat_interleave(samples, 1)
-        lengths = None if self.lengths is None else self.lengths.repeat_interleave(samples, 0)
-        drawn = TreeDistribution(self._plain, leaf, lengths)._derived("sample", Sample(generator))[0]
+        require_nonnegative(self._everything(), "sample")
+        problem = Problem(self._plain.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
+        drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
+        with torch.no_grad():
+            for solution in solve(problem):
+                if solution.level == LOGARITHMIC:
+                    found = self._drawn_in_logarithms(problem.part(solution.sentences), samples, generator)
+                else:
+                    trees = Sampler(solution.chart, samples, generator).skeletons()
+                    found = [[Derivation(tuple(nodes)) for nodes in some] for some in trees]
+                for sentence, some in zip(solution.sentences.tolist(), found, strict=True):
+                    drawn[sentence] = some
+        return drawn
+
+    def _drawn_in_logarithms(
+        self, problem: Problem, samples: int, generator: torch.Generator | None
+    ) -> list[list[Derivation]]:
+        """One chart for each sample: the last resort, where float64 underflows."""
+        leaf = problem.leaf.repeat_interleave(samples, 1)
+        lengths = None if problem.lengths is None else problem.lengths.repeat_interleave(samples, 0)
+        drawn = TreeDistribution(problem.form, leaf, lengths)._derived("sample", Sample(generator))[0]
         return [drawn[i : i + samples] for i in range(0, len(drawn), samples)]
 
     @cached_property

@@ -78,16 +78,23 @@ class Block:
         `one` and `two` are the left and right children, [cells, splits, lanes], or the rules with a word filled
         in and the other child, [cells, lanes]; `align` brings the splits to one exponent.
         """
-        rows = self._rows(algebra, one, two, align, weights)
+        rows = self.rows(algebra, one, two, align, weights)
         flat = rows.transpose(-1, -2).flatten(-3, -2)  # [rules * x, cells]
         return algebra.collect(flat, self.parent.flatten(), self.sources).transpose(-1, -2)
 
-    def _rows(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+    def rows(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """What each rule brings to its parent, [rules, cells, x]."""
         if self.kind in (BEFORE, AFTER):
             return _product(algebra, self._rest(algebra.scale(two, align)), one.transpose(-1, -2)).squeeze(-2)
         left, right = self._children(algebra.scale(one, align), two)
         return _product(algebra, self._outer(algebra, left, right), weights.transpose(-1, -2))
+
+    def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
+        """The weights of some rules with some parent states, [choices, y, z]."""
+        if self.kind in (INNER, WORDS):
+            return weights[rule, x].unflatten(-1, self.shape[1:])
+        matrices = weights.unflatten(-1, (self.shape[0], -1))[rule, :, x]
+        return matrices if self.kind == BEFORE else matrices.transpose(1, 2)
 
     def _rest(self, cells: Tensor) -> Tensor:
         """[rules, cells, 1, states of the child that is no word]"""
@@ -150,7 +157,7 @@ class Block:
         """
         parent = select(outside, self.parent)  # [rules, cells, x]
         if self.kind != INNER:
-            return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
+            return (parent * self.rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
         left, right = self._children(one * align, two)
         lifted = _product(SUM, parent, weights)  # [rules, cells, y * z]
         if lifted.shape[-1] == 1:
@@ -246,6 +253,10 @@ class Whole:
         outer = torch.mm(gradient, weights, out=room).unflatten(-1, self.shape[1:])  # [cells, y, z]
         into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)
         into_two.add_(torch.bmm(one * align, outer))
+
+    def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
+        """The weights with some parent states, [choices, y, z]."""
+        return weights[x].unflatten(-1, self.shape[1:]) if self.kind == INNER else weights[x]
 
     def undo_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
         """Backwards through `table` in ordinary arithmetic: the gradient of the words."""
