@@ -2,9 +2,9 @@
 
     beta(i,j) = d log Z / d alpha(i,j)
 
-(Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products (but few of them),
-so that memory is O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their derivative along
-(`undo`), since that is where the time goes; in the others autograd finds it.
+(Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products (but a few of
+them), so that memory is O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their
+derivative along (`undo`), since that is where the time goes; in the others autograd finds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,6 @@ from torch import Tensor
 from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lanes, RuleTensors, Whole
 from lvpcfg.chart.inside import Chart, Spans, written_out
-
 
 ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
 

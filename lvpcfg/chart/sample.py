@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.decode import Node, Skeleton
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Kruskal, RuleTensors, Whole
+from lvpcfg.chart.edges import Pairs
+from lvpcfg.chart.forms import Block, Kruskal, RuleTensors, Whole
 from lvpcfg.chart.inside import Chart
 
 CHUNK = 1 << 22  # numbers held at once
@@ -57,7 +58,9 @@ class Sampler:
         form = self.chart.form
         sizes = [width * form.lanes[0]]
         if isinstance(form, RuleTensors):
-            sizes += [len(block.rules) * max(width, block.shape[0]) * max(block.shape[1:]) ** 2 for block in form.blocks]
+            sizes += [
+                len(block.rules) * max(width, block.shape[0]) * max(block.shape[1:]) ** 2 for block in form.blocks
+            ]
         return max(1, CHUNK // max(sizes))
 
     def _expand(self, width: int, tree: Tensor, start: Tensor, top: Tensor, factor: Tensor) -> None:
@@ -108,9 +111,7 @@ class Sampler:
         split = self._draw(left[cell, :, rank] * right[cell, :, rank] * align[cell].squeeze(-1))
         return split + 1, rank
 
-    def _rule(
-        self, form: RuleTensors, width: int, cell: Tensor, bottom: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _rule(self, form: RuleTensors, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The width of the left child, and the states of both children."""
         terms = form.terms(width)
         scores = [self._scores(form, term, width, cell, bottom) for term in terms]
@@ -138,37 +139,16 @@ class Sampler:
     def _children(
         self, form: RuleTensors, term: int, width: int, cell: Tensor, bottom: Tensor, place: Tensor
     ) -> Tensor:
-        """The width of the left child and the states of both, [3, nodes]: drawn from all splits and pairs of states."""
-        chart, block, inner = self.chart, form.blocks[term], form.interminals
-        words, kind = form.pad(SUM, chart.word_top), block.kind
-        if kind == INNER:
-            left, right, align = (x[cell] for x in chart.operands(term, width))
-        else:
-            of_first, of_last = (chart.window(words, width, side, -2) for side in (BEFORE, AFTER))
-            left = (chart.spans.rest(width, AFTER) if kind == AFTER else of_first)[cell].unsqueeze(1)
-            right = (chart.spans.rest(width, BEFORE) if kind == BEFORE else of_last)[cell].unsqueeze(1)
-            align = torch.ones_like(left.narrow(2, 0, 1))
-        if isinstance(block, Whole):
-            x, y, z = bottom, None, None
-            rule = torch.zeros_like(bottom)
-            left, right = left.narrow(2, 0, block.shape[1]), right.narrow(2, 0, block.shape[2])
-        else:
-            rule, x = place // block.shape[0], place % block.shape[0]
-            pair = rule if block.pair is None else block.pair[rule]
-            y, z = block.left[pair], block.right[pair]  # [nodes, states]
-            left = left.gather(2, y.unsqueeze(1).expand(-1, left.shape[1], -1))
-            right = right.gather(2, z.unsqueeze(1).expand(-1, right.shape[1], -1))
-        weights = block.chosen(form.weights[term], rule, x).unsqueeze(1)  # [nodes, 1, y, z]
-        joint = (left * align).unsqueeze(3) * right.unsqueeze(2) * weights
-        drawn = self._draw(joint.flatten(1))
-        of_right, drawn = drawn % joint.shape[3], drawn // joint.shape[3]
-        of_left, split = drawn % joint.shape[2], drawn // joint.shape[2]
-        if y is not None and z is not None:
-            of_left = y.gather(1, of_left.unsqueeze(1)).squeeze(1)
-            of_right = z.gather(1, of_right.unsqueeze(1)).squeeze(1)
-        split = split + {INNER: form.narrowest, AFTER: width - 1}.get(kind, 1)
-        of_left = of_left + (inner if kind in (BEFORE, WORDS) else 0)
-        return torch.stack([split, of_left, of_right + (inner if kind in (AFTER, WORDS) else 0)])
+        """The width of the left child and the states of both, [3, nodes]."""
+        block = form.blocks[term]
+        rule, x = (place // block.shape[0], place % block.shape[0]) if isinstance(block, Block) else (place, bottom)
+        pairs = Pairs(self.chart, form, term, width, cell, rule, x)
+        half = torch.bmm(pairs.left * pairs.align, pairs.weights)  # [nodes, splits, z]
+        split = self._draw((half * pairs.right).sum(2))
+        node = torch.arange(len(cell), device=cell.device)
+        z = self._draw(half[node, split] * pairs.right[node, split])
+        y = self._draw(pairs.left[node, split] * pairs.weights[node, :, z])
+        return torch.stack(pairs.named(node, split, y, z))
 
     def skeletons(self) -> list[list[Skeleton]]:
         """For each sentence its samples, their nodes labelled with states; without nodes where there is none."""
