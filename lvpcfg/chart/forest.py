@@ -206,9 +206,7 @@ class Plan:
         """[edges]: sum over states of O(parent) T I(left) I(right) / Z."""
         posterior = beta.new_zeros(len(self.forest.rule) + 1)
         for tiles in self._steps(self.by_rule):
-            rows = torch.bmm(
-                self._gradients(tiles, beta, scores.exponent), weights[tiles.shape].index_select(0, tiles.rule)
-            )
+            rows = torch.bmm(self._gradients(tiles, beta, scores.exponent), weights[tiles.shape].index_select(0, tiles.rule))
             posterior.index_copy_(0, tiles.edge.flatten(), (rows * self._outer(tiles, scores.alpha)).sum(2).flatten())
         return posterior[:-1]
 
@@ -230,9 +228,7 @@ class Plan:
 
     def _factor(self, tiles: Tiles, exponent: Tensor, base: Tensor) -> Tensor:
         """[tiles, width, 1]: from the exponents of the children to that of the parent."""
-        return torch.exp2((exponent[tiles.left] + exponent[tiles.right] - base[tiles.parent]).clamp_max(120)).unsqueeze(
-            2
-        )
+        return torch.exp2((exponent[tiles.left] + exponent[tiles.right] - base[tiles.parent]).clamp_max(120)).unsqueeze(2)
 
     def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, Tensor]:
         _, y, z = self.shapes[tiles.shape]

@@ -27,7 +27,7 @@ class Posteriors:
 
 
 def posteriors(forest: Forest, spans: Spans, rules: FineRules, leaf: Tensor) -> Posteriors:
-    """`leaf` is [words of all sentences, tag states]..."""
+    """`leaf` is [words of all sentences, tag states]... """
     plan = Plan(forest, rules.sizes)
     weights = plan.weights(rules.values)
     scores = plan.inside(weights, leaf)

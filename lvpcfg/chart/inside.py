@@ -92,7 +92,7 @@ class Spans:
         return self.sides.as_strided((*lead, rows - first, columns, lanes), (*skip, row, column, lane), offset)
 
     def beside(self, kind: str) -> Tensor:
-        """The spans of two words or more, by their first word (BEFORE) or their last (AFTER), [words, widths, lanes]."""
+        """Spans of two words or more, by their first word (BEFORE) or their last (AFTER), [words, widths, lanes]."""
         words, widths = self.sides.shape[-3] - self.batch, self.length - 1
         if kind == BEFORE:
             return self.left.narrow(-3, 0, words).narrow(-2, 1, widths)

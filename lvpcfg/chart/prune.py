@@ -119,9 +119,7 @@ class Coarse:
         self.form = exact(self.grammar)
         tags = grammar.symbol_of_state[int(grammar.first_state[self.inner]) :] - self.inner
         weight = state_weights(grammar)[-len(tags) :]
-        self.fold = torch.nn.functional.one_hot(tags, len(grammar.symbols) - self.inner).to(weight) * weight.unsqueeze(
-            1
-        )
+        self.fold = torch.nn.functional.one_hot(tags, len(grammar.symbols) - self.inner).to(weight) * weight.unsqueeze(1)
         self.rules = FineRules(self.grammar)
         self.log_rule = self.rules.values.double().log()
 
