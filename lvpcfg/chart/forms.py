@@ -234,10 +234,9 @@ class Whole:
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
         add: AddProduct | None,
-        products: Tensor | None,
         room: Tensor | None,
     ) -> None:
-        """Backwards through `apply` in ordinary arithmetic; with the products if they were kept, and room for them.
+        """Backwards through `apply` in ordinary arithmetic, with room for products.
 
         Where a word is filled in, the first of `into` takes the gradient of what the word's rules brought to each
         span: a word begins spans of all widths, whose shares of `table` are then added up in one product.
@@ -248,7 +247,7 @@ class Whole:
             into_two.add_(torch.bmm(into_one.unsqueeze(-2), one).squeeze(-2))
             return
         if add is not None:
-            add(gradient.T, self.products(SUM, one, two, align, room) if products is None else products)
+            add(gradient.T, self.products(SUM, one, two, align, room))
         weights = weights.narrow(0, 0, self.shape[0])
         outer = torch.mm(gradient, weights, out=room).unflatten(-1, self.shape[1:])  # [cells, y, z]
         into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)

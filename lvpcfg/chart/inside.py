@@ -22,7 +22,6 @@ from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, Ru
 
 AnyRules = RuleTensors | Kruskal
 LARGE = 1 << 24  # numbers
-KEPT = 1 << 23  # numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +132,6 @@ class Chart:
         algebra: Algebra = SUM,
         lengths: Tensor | None = None,  # [batch], where some are shorter
         allowed: Allowed | None = None,
-        keep_products: bool = False,  # for the gradients of parameters, if they are not too many
     ) -> None:
         form = form.prepared(algebra)
         self.form, self.algebra, self.lengths, self.allowed = form, algebra, lengths, allowed
@@ -150,8 +148,6 @@ class Chart:
         self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, form.lanes[0])
         self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
         self._room: Tensor | None = None
-        self.products: dict[int, Tensor] = {}  # for each width, [cells, lanes], of the term that multiplies most
-        self.keeps_products = keep_products and algebra is SUM and not self._many_products()
         with written_out(algebra):
             self._read_words(leaf)
             for width in range(2, self.length + 1):
@@ -202,10 +198,7 @@ class Chart:
         block, operands, weights = self.form.blocks[term], self.operands(term, width), self.form.weights[term]
         if self.algebra is not SUM or not isinstance(block, Whole) or block.filled:
             return block.apply(self.algebra, *operands, weights)
-        products = block.products(SUM, *operands, None if self.keeps_products else self.room(block, width))
-        if self.keeps_products:
-            self.products[width] = products
-        return block.lift(SUM, products, weights)
+        return block.lift(SUM, block.products(SUM, *operands, self.room(block, width)), weights)
 
     def room(self, block: Whole, width: int) -> Tensor | None:
         """For products of children of the spans of a width: the same for all widths, since new memory takes time."""
@@ -215,11 +208,6 @@ class Chart:
         if self._room is None or self._room.numel() < rows * lanes:
             self._room = self.word.new_empty(rows * lanes)
         return self._room.narrow(0, 0, rows * lanes).view(rows, lanes)
-
-    def _many_products(self) -> bool:
-        """Whether fetching them from memory would take longer than making them again."""
-        cells = self.batch * self.length * self.length // 2
-        return cells * self.form.interminals**2 > KEPT
 
     def _write(self, bottom: Tensor, top: Tensor, shift: Tensor, exponent: Tensor, lanes: Tensor | None) -> None:
         self.bottom.append(bottom)

@@ -2,8 +2,8 @@
 
     beta(i,j) = d log Z / d alpha(i,j)
 
-(Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products (but a few of
-them), so that memory is O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their
+(Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products, so
+that memory is O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their
 derivative along (`undo`), since that is where the time goes; in the others autograd finds it.
 """
 
@@ -107,7 +107,7 @@ class Outside:
             return
         add = partial(_add_product, self.weights, term) if parameters else None
         if isinstance(block, Whole):
-            block.undo(*operands, weights, share, into, add, chart.products.get(width), chart.room(block, width))
+            block.undo(*operands, weights, share, into, add, chart.room(block, width))
         else:
             block.undo(*operands, weights, share, into, add)
 

@@ -40,7 +40,6 @@ class Problem:
     leaf: Tensor  # [length, batch, preterminal states]
     lengths: Tensor | None = None
     allowed: Allowed | None = None
-    parameters: bool = False  # whether their gradients will be asked for
 
     def part(self, sentences: Tensor) -> "Problem":
         allowed = self.allowed
@@ -59,7 +58,7 @@ class Problem:
         if level != NARROW:
             form, leaf = form.to(torch.float64), leaf.to(torch.float64)
         if level != LOGARITHMIC:
-            return Chart(form, leaf, SUM, self.lengths, self.allowed, self.parameters)
+            return Chart(form, leaf, SUM, self.lengths, self.allowed)
         form = form.with_tensors([LOG.value(tensor) for tensor in form.tensors])
         return Chart(form, LOG.value(leaf), LOG, self.lengths, self.allowed)
 
@@ -150,8 +149,7 @@ class _LogPartition(torch.autograd.Function):
     def forward(
         ctx: Any, form: AnyRules, lengths: Tensor | None, allowed: Allowed | None, leaf: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        form = form.with_tensors([t.detach() for t in tensors])
-        ctx.problem = Problem(form, leaf.detach(), lengths, allowed, any(ctx.needs_input_grad[4:]))
+        ctx.problem = Problem(form.with_tensors([t.detach() for t in tensors]), leaf.detach(), lengths, allowed)
         ctx.solutions = solve(ctx.problem)
         ctx.save_for_backward(leaf, *tensors)
         log_z, sign = (
