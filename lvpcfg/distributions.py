@@ -15,14 +15,16 @@ import torch
 from nltk.tree import Tree
 from torch import Tensor
 
-from lvpcfg.chart.algebra import MAX, Expectation, KBest, Log, Sample, require_nonnegative, safe_log
+from lvpcfg.chart.algebra import MAX, Expectation, Log, Sample, require_nonnegative, safe_log
+from lvpcfg.chart.best import Best
 from lvpcfg.chart.build import dense, exact
 from lvpcfg.chart.decode import Derivation, Node, Skeletal, derivations, only
 from lvpcfg.chart.forms import Kruskal
 from lvpcfg.chart.inside import AnyRules, Chart
 from lvpcfg.chart.marginals import Marginals, marginals
 from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import log_partition, total
+from lvpcfg.chart.partition import LOGARITHMIC, Problem, log_partition, solve, total
+from lvpcfg.chart.sample import Sampler
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
@@ -73,22 +75,41 @@ class TreeDistribution:
     @cached_property
     def argmax(self) -> list[Derivation]:
         """The best derivation of each sentence; one without nodes where there is none."""
-        return self._derived("argmax", MAX)[0]
+        require_nonnegative(self._everything(), "argmax")
+        return [one[0] if one else Derivation(()) for one in self._best(1)]
 
     def topk(self, k: int) -> list[list[Derivation]]:
         """The k best derivations of each sentence, best first; fewer where there are fewer."""
         if k < 1:
             raise InputError(f"topk of {k}: expected 1, 2, ...")
-        ranked = self._derived("topk", KBest(k), k)
-        return [[one[b] for one in ranked if one[b].nodes] for b in range(self.leaf.shape[1])]
+        require_nonnegative(self._everything(), "topk")
+        return self._best(k)
 
     def sample(self, samples: int = 1, generator: torch.Generator | None = None) -> list[list[Derivation]]:
         """Derivations drawn at random, independently, as many as asked for of each sentence."""
         if samples < 1:
             raise InputError(f"sample of {samples}: expected 1, 2, ...")
-        leaf = self.leaf.detach().repeat_interleave(samples, 1)
-        lengths = None if self.lengths is None else self.lengths.repeat_interleave(samples, 0)
-        drawn = TreeDistribution(self._plain, leaf, lengths)._derived("sample", Sample(generator))[0]
+        require_nonnegative(self._everything(), "sample")
+        problem = Problem(self._plain.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
+        drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
+        with torch.no_grad():
+            for solution in solve(problem):
+                if solution.level == LOGARITHMIC:
+                    found = self._drawn_in_logarithms(problem.part(solution.sentences), samples, generator)
+                else:
+                    trees = Sampler(solution.chart, samples, generator).skeletons()
+                    found = [[Derivation(tuple(nodes)) for nodes in some] for some in trees]
+                for sentence, some in zip(solution.sentences.tolist(), found, strict=True):
+                    drawn[sentence] = some
+        return drawn
+
+    def _drawn_in_logarithms(
+        self, problem: Problem, samples: int, generator: torch.Generator | None
+    ) -> list[list[Derivation]]:
+        """One chart for each sample: the last resort, where float64 underflows."""
+        leaf = problem.leaf.repeat_interleave(samples, 1)
+        lengths = None if problem.lengths is None else problem.lengths.repeat_interleave(samples, 0)
+        drawn = TreeDistribution(problem.form, leaf, lengths)._derived(Sample(generator))
         return [drawn[i : i + samples] for i in range(0, len(drawn), samples)]
 
     @cached_property
@@ -133,20 +154,20 @@ class TreeDistribution:
     def _everything(self) -> list[Tensor]:
         return [self.leaf, *self.form.tensors]
 
-    def _derived(self, what: str, algebra: Log, parts: int = 0) -> list[list[Derivation]]:
-        """For each part of the algebra's values, the derivation of each sentence that it is the weight of."""
-        require_nonnegative(self._everything(), what)
+    def _best(self, k: int) -> list[list[Derivation]]:
+        best = Best(self._chart(MAX), k)
+        return [[Derivation(tuple(nodes)) for nodes in best.skeletons(b)] for b in range(self.leaf.shape[1])]
+
+    def _chart(self, algebra: Log) -> Chart:
         tensors = [algebra.value(tensor.detach().to(torch.float64)) for tensor in self.form.tensors]
-        leaf = algebra.words(self.leaf.detach().to(torch.float64))
-        chart = Chart(self.form.with_tensors(tensors), leaf, algebra, self.lengths)
-        found = []
-        for part in range(parts or 1):
-            gradient = torch.zeros_like(chart.log_z)
-            (gradient[part] if parts else gradient).fill_(1)
-            gradient = torch.where(chart.log_z > -torch.inf, gradient, 0)
-            trees = derivations(chart, Outside(chart, gradient))
-            found.append([Derivation(tuple(tree or ())) for tree in trees])
-        return found
+        leaf = algebra.value(self.leaf.detach().to(torch.float64))
+        return Chart(self.form.with_tensors(tensors), leaf, algebra, self.lengths)
+
+    def _derived(self, algebra: Log) -> list[Derivation]:
+        """The derivation of each sentence that its value in the algebra is the weight of."""
+        chart = self._chart(algebra)
+        gradient = (chart.log_z > -torch.inf).to(chart.log_z.dtype)
+        return [Derivation(tuple(tree or ())) for tree in derivations(chart, Outside(chart, gradient))]
 
     def _expected(self, what: str, functions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """log Z and the expectation of the sum of a function of the parameters a derivation uses."""

@@ -187,7 +187,7 @@ def test_signed_parameters_have_a_partition_and_nothing_that_needs_probabilities
 
 def test_kl_of_unequal_supports_is_refused():
     case = make("dense")
-    zeros = case.form.with_tensors([case.form.root, *(torch.zeros_like(w) for w in case.form.weights)])
+    zeros = case.form.with_tensors([case.form.root, *(torch.zeros_like(tensor) for tensor in case.form.tensors[1:])])
     leaf = case.leaf(3, 1)
     with pytest.raises(InputError, match="zeros where this one has none"):
         TreeDistribution(case.form, leaf).kl(TreeDistribution(zeros, leaf))

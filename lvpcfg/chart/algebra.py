@@ -3,12 +3,12 @@
 `SUM` is ordinary arithmetic on scaled numbers: a cell is a mantissa vector times a power of two, so that
 all the work inside is plain matrix multiplication while the chart as a whole lives in log space. The
 others work on logarithms and are slower: `LOG` where even float64 mantissas underflow, `MAX` for the best
-derivation, `Sample` for random ones, `KBest` for the k best, `Expectation` for entropies and divergences.
+derivation, `Sample` for random ones, `Expectation` for entropies and divergences.
 
 Derivations come out as gradients: d total / d value is 1 where the value is used and 0 elsewhere, since
-the sums of `MAX`, `Sample` and `KBest` hand their gradient to the one term that was chosen.
+the sums of `MAX` and `Sample` hand their gradient to the one term that was chosen.
 
-Values may carry leading dimensions of the algebra (k of them, or the parts of an expectation); everything
+Values may carry leading dimensions of the algebra (the parts of an expectation); everything
 else addresses dimensions from the right.
 """
 
@@ -49,12 +49,14 @@ class Sum:
         return total
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.dim() == y.dim() == 3:  # `torch.matmul` would copy what it broadcasts
+            return torch.bmm(x.expand(len(y), -1, -1) if len(x) == 1 else x, y)
         return torch.matmul(x, y)
 
     def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """[..., k, lanes] twice -> [..., lanes], summed over k, with `weights` [..., k, 1]."""
         product = x * y
-        return product.sum(-2) if weights is None else torch.matmul(weights.transpose(-1, -2), product).squeeze(-2)
+        return product.sum(-2) if weights is None else self.matmul(weights.transpose(-1, -2), product).squeeze(-2)
 
     def collect(self, rows: Tensor, target: Tensor, sources: Tensor) -> Tensor:
         """[rows, cells] -> [targets, cells]: the sum of the rows of each target."""
@@ -72,9 +74,8 @@ class Sum:
         if not x.shape[-1]:  # a grammar without interminals
             return x, x.new_zeros(*x.shape[:-1], 1), x.new_full((*x.shape[:-1], 1), -math.inf)
         largest = x.abs().amax(-1, keepdim=True)
-        exponent = largest.log2().floor()
-        shift = exponent.clamp_min(-100)  # a larger factor would not be a float32
-        return x * torch.exp2(-shift), shift, torch.where(largest > 0, shift, -math.inf)
+        shift = largest.log2().floor_().clamp_min_(-126)  # a larger factor would not be a float32
+        return x * torch.exp2(-shift), shift, shift.masked_fill(largest == 0, -math.inf)
 
     def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""
@@ -108,10 +109,6 @@ class Log:
 
     def value(self, parameter: Tensor) -> Tensor:
         return safe_log(parameter)
-
-    def words(self, leaf: Tensor) -> Tensor:
-        """What words are worth, as values of cells."""
-        return self.value(leaf)
 
     def zeros(self, like: Tensor, *shape: int) -> Tensor:
         return like.new_full((*self.lead, *shape), -math.inf)
@@ -276,28 +273,6 @@ class _Parts(Log):
 
     def _padded(self, x: Tensor, dimensions: int) -> Tensor:
         return x.reshape(x.shape[0], *[1] * (dimensions - x.dim()), *x.shape[1:])
-
-
-class KBest(_Parts):
-    """The k best: values [k, ...] in descending order, -inf where there are fewer; parameters are [1, ...]."""
-
-    def __init__(self, k: int) -> None:
-        self.k, self.lead = k, (k,)
-
-    def value(self, parameter: Tensor) -> Tensor:
-        return safe_log(parameter).unsqueeze(0)
-
-    def words(self, leaf: Tensor) -> Tensor:
-        best = self.value(leaf)
-        return torch.cat([best, best.new_full((self.k - 1, *leaf.shape), -math.inf)])
-
-    def combine(self, x: Tensor, y: Tensor) -> Tensor:
-        if x.shape[0] == 1 or y.shape[0] == 1:
-            return x + y
-        return (x.unsqueeze(0) + y.unsqueeze(1)).flatten(0, 1).topk(self.k, 0).values
-
-    def sum(self, x: Tensor) -> Tensor:
-        return x.movedim(0, -1).flatten(-2).topk(self.k, -1).values.movedim(-1, 0)
 
 
 class Expectation(_Parts):

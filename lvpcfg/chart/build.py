@@ -1,12 +1,11 @@
 """Grammars and tensors -> forms."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Block, Kruskal, RuleTensors
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Block, Dense, Kruskal, RuleTensors, Whole, quarters
 from lvpcfg.grammar.grammar import Grammar
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -26,9 +25,7 @@ def exact(grammar: Grammar) -> RuleTensors:
     past = torch.where(is_inner, interminals, int(m[inner:].sum()))
     begin, beyond = grammar.binary_starts.cpu(), len(grammar.binary)
 
-    def states(symbols: Tensor, size: int) -> Tensor | None:  # [symbols, size]
-        if whole:
-            return None
+    def states(symbols: Tensor, size: int) -> Tensor:  # [symbols, size]
         place = torch.arange(size)
         inside = place < m[symbols].unsqueeze(1)
         return torch.where(inside, first[symbols].unsqueeze(1) + place, past[symbols].unsqueeze(1)).to(device)
@@ -44,11 +41,16 @@ def exact(grammar: Grammar) -> RuleTensors:
 
     kinds = 2 * (rules[:, 1] >= inner).long() + (rules[:, 2] >= inner).long()
     keys = torch.cat([kinds.unsqueeze(1), rounded[rules]], 1)
-    blocks = []
+    blocks: list[Block | Whole] = []
     for key in keys.unique(dim=0):
         number, x, y, z = key.tolist()
         kind = KINDS[number]
         group = (keys == key).all(1).nonzero().squeeze(1)
+        if whole:
+            place = begin[group] + torch.arange(x * y * z)
+            place = place.view((x, y * z) if kind == INNER else (x, y, z)).to(device)
+            blocks.append(Whole(kind, (x, y, z), group.to(device), place))
+            continue
         group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
         lanes = y * z if kind in (INNER, WORDS) else x * max(y, z)
         for block in group.split(max(1, LANES // lanes)):
@@ -68,7 +70,7 @@ def exact(grammar: Grammar) -> RuleTensors:
                     left=states(b, y),
                     right=states(c, z),
                     parent=parent,
-                    sources=None if parent is None else _sources(parent.cpu().flatten(), interminals).to(device),
+                    sources=_sources(parent.cpu().flatten(), interminals).to(device),
                     places=places(block, kind, (x, y, z)),
                 )
             )
@@ -130,49 +132,21 @@ def unary_matrix(grammar: Grammar) -> Tensor:
     )
 
 
-def dense(root: Tensor, rules: Tensor) -> RuleTensors:
+def dense(root: Tensor, rules: Tensor) -> Dense:
     """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
     inner = len(rules)
     none = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks = tuple(
-        Block(kind, (inner, *part.shape[1:]), none, None, None, None, None, None, None)
-        for kind, part in zip(KINDS, _quarters(rules, inner), strict=True)
+        Whole(kind, (inner, part.shape[1], part.shape[2]), none, None)
+        for kind, part in zip(KINDS, quarters(rules, inner), strict=True)
     )
-    weights: tuple[Tensor, ...] = _Dense.apply(rules, inner)
-    return RuleTensors(root, None, None, weights, inner, blocks, padded=False)
-
-
-def _quarters(rules: Tensor, inner: int) -> list[Tensor]:
-    """[x, y, z] for each of KINDS."""
-    sizes = [inner, rules.shape[1] - inner]
-    return [part for half in rules.split(sizes, 1) for part in half.split(sizes, 2)]
-
-
-class _Dense(torch.autograd.Function):
-    """The weights of the blocks of a dense tensor. Autograd's own way would copy the whole tensor many times."""
-
-    ORDERS = ((0, 1, 2), (2, 0, 1), (1, 0, 2), (0, 1, 2))
-
-    @staticmethod
-    def forward(ctx: Any, rules: Tensor, inner: int) -> tuple[Tensor, ...]:
-        ctx.shape, ctx.inner = rules.shape, inner
-        parts = zip(_quarters(rules, inner), _Dense.ORDERS, strict=True)
-        return tuple(part.permute(order).reshape(1, part.shape[order[0]], -1) for part, order in parts)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        rules = gradients[0].new_empty(ctx.shape)
-        for part, order, gradient in zip(_quarters(rules, ctx.inner), _Dense.ORDERS, gradients, strict=True):
-            ordered = part.permute(order)
-            ordered.copy_(gradient.view(ordered.shape))
-        return rules, None
+    return Dense(root, None, None, (), inner, blocks, False, rules).with_tensors([root, rules])
 
 
 def kruskal(root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None) -> Kruskal:
     """A whole-grammar Kruskal form: u [rank, interminals], v and w [rank, states]."""
     inner = u.shape[1]
-    both = torch.cat([v, w]).T  # [states, 2 rank]
+    halves = zip(*(factor.split([inner, factor.shape[1] - inner], 1) for factor in (v, w)), strict=True)
     closure, promotion = (None, None) if source is None else unary_closure(source)
-    weights = (u, both.narrow(0, 0, inner), both.narrow(0, inner, len(both) - inner))
+    weights = (u, *(torch.cat(half).T for half in halves))  # [states, 2 rank]
     return Kruskal(root, closure, promotion, weights, inner, None if source is None else exact(source))

@@ -100,7 +100,7 @@ class SymbolChart:
         self.chart, self.form = _through_rules(chart)
         self.inner, self.batch, self.length = symbols.inner, chart.batch, chart.length
         self.negative = 0  # rules whose posterior came out below zero
-        self.best = Spans.made(chart.word.new_empty, self.length, self.batch, self.inner, self.inner)
+        self.best = Spans.made(chart.word.new_empty, self.length, self.batch, self.inner)
         self.rule: list[Tensor] = []  # for each width from 2, [interminals, cells]
         self.split: list[Tensor] = []
         self.under: list[Tensor] = []  # for each width, [cells, interminals]: the symbol under unary rules
@@ -125,7 +125,7 @@ class SymbolChart:
             cell, under = (base.unsqueeze(2) + step).max(1)
             cell = cell + self._node(top)
         self.under.append(under + self.inner)
-        self.best.write(1, cell, cell)
+        self.best.own(1).copy_(cell)
 
     def _fill(self, width: int) -> None:
         chart, form, outside = self.chart, self.form, self.outside
@@ -157,7 +157,7 @@ class SymbolChart:
             cell, under = (cell.unsqueeze(2) + step).max(1)
         self.under.append(under)
         cell = cell + self._node(top)
-        self.best.write(width, cell, cell)
+        self.best.own(width).copy_(cell)
 
     def _score(self, posterior: Tensor, parent: Tensor) -> Tensor:
         """What a rule is worth, given its posterior and its parent's."""
@@ -310,7 +310,7 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
     Symbols that binarisation made score 0; a span whose likeliest symbol is one of them gets no label.
     """
     n, batch, inner = chart.length, chart.batch, symbols.inner
-    best = Spans.made(chart.word.new_empty, n, batch, 1, 1)
+    best = Spans.made(chart.word.new_empty, n, batch, 1)
     found_tops, found_bottoms, found_splits = [], [], []
     for width in range(1, n + 1):
         top = symbols.phrases(chart.top[width - 1] * outside.top[width - 1]).abs()
@@ -324,7 +324,7 @@ def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skel
             value, narrower = (left + right).squeeze(2).max(1, keepdim=True)
             score = score + value
             found_splits.append(narrower.squeeze(1) + 1)
-        best.write(width, score, score)
+        best.own(width).copy_(score)
         found_tops.append(top.argmax(1))
         found_bottoms.append(bottom.argmax(1) + (inner if width == 1 else 0))
     tops, bottoms, splits = (_fetched(parts, 0) for parts in (found_tops, found_bottoms, found_splits))

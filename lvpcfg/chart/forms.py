@@ -28,6 +28,7 @@ from lvpcfg.chart.algebra import SUM, Log, Sum
 
 Algebra = Sum | Log
 AddProduct = Callable[[Tensor, Tensor], None]
+CHUNK = 1 << 19  # numbers, to be used while they are in a cache
 INNER, BEFORE, AFTER, WORDS = "inner", "before", "after", "words"  # which children are words
 
 
@@ -35,27 +36,41 @@ INNER, BEFORE, AFTER, WORDS = "inner", "before", "after", "words"  # which child
 class Block:
     """A batch of rules of one kind and shape (x, y, z): one term of a cell.
 
-    States are padded to the shape by the one past the last, which is zero in every cell. An index of None
-    means all states in order, for a single rule.
+    States are padded to the shape by the one past the last, which is zero in every cell.
     """
 
     kind: str
     shape: tuple[int, int, int]
     rules: Tensor  # [rules]: numbers of skeletal rules
     pair: Tensor | None  # [rules]: the children of each; None: every rule has its own
-    left: Tensor | None  # [pairs, y]
-    right: Tensor | None  # [pairs, z]
-    parent: Tensor | None  # [rules, x]
-    sources: Tensor | None  # [parent states, most rules]: the rows that add up to each
-    places: Tensor | None  # in `Grammar.binary`, in the shape of the weights; one past the last is zero
+    left: Tensor  # [pairs, y]
+    right: Tensor  # [pairs, z]
+    parent: Tensor  # [rules, x]
+    sources: Tensor  # [parent states, most rules]: the rows that add up to each
+    places: Tensor  # in `Grammar.binary`, in the shape of the weights; one past the last is zero
 
     # The weights of a block are [rules, x, y * z], or with a word to be filled in
     # [rules, y, x * z] (before) and [rules, z, x * y] (after).
+
+    @property
+    def filled(self) -> bool:
+        """Whether words are filled into the rules beforehand."""
+        return self.kind in (BEFORE, AFTER)
 
     def table(self, algebra: Algebra, word: Tensor, weights: Tensor) -> Tensor:
         """The rules with each word filled in: [rules, words, x, states of the other child]."""
         picked = select(word, self.left if self.kind == BEFORE else self.right)  # [rules, words, y]
         return _product(algebra, picked, weights).unflatten(-1, (self.shape[0], -1))
+
+    def undo_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
+        """Backwards through `table` in ordinary arithmetic: the gradient of the words."""
+        picked = _product(SUM, gradient.flatten(2), weights.transpose(1, 2))
+        return _deposit(picked, self.left if self.kind == BEFORE else self.right, word.shape[1])
+
+    def undo_weights(self, word: Tensor, gradient: Tensor, room: Tensor | None) -> Tensor:
+        """The same for the weights."""
+        picked = select(word, self.left if self.kind == BEFORE else self.right)
+        return torch.bmm(picked.transpose(1, 2), gradient.flatten(2))
 
     def apply(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """The parent cells, [cells, states].
@@ -63,18 +78,23 @@ class Block:
         `one` and `two` are the left and right children, [cells, splits, lanes], or the rules with a word filled
         in and the other child, [cells, lanes]; `align` brings the splits to one exponent.
         """
-        rows = self._rows(algebra, one, two, align, weights)
-        if self.parent is None or self.sources is None:
-            return rows.squeeze(-3)
+        rows = self.rows(algebra, one, two, align, weights)
         flat = rows.transpose(-1, -2).flatten(-3, -2)  # [rules * x, cells]
         return algebra.collect(flat, self.parent.flatten(), self.sources).transpose(-1, -2)
 
-    def _rows(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+    def rows(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """What each rule brings to its parent, [rules, cells, x]."""
         if self.kind in (BEFORE, AFTER):
             return _product(algebra, self._rest(algebra.scale(two, align)), one.transpose(-1, -2)).squeeze(-2)
         left, right = self._children(algebra.scale(one, align), two)
         return _product(algebra, self._outer(algebra, left, right), weights.transpose(-1, -2))
+
+    def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
+        """The weights of some rules with some parent states, [choices, y, z]."""
+        if self.kind in (INNER, WORDS):
+            return weights[rule, x].unflatten(-1, self.shape[1:])
+        matrices = weights.unflatten(-1, (self.shape[0], -1))[rule, :, x]
+        return matrices if self.kind == BEFORE else matrices.transpose(1, 2)
 
     def _rest(self, cells: Tensor) -> Tensor:
         """[rules, cells, 1, states of the child that is no word]"""
@@ -137,7 +157,7 @@ class Block:
         """
         parent = select(outside, self.parent)  # [rules, cells, x]
         if self.kind != INNER:
-            return (parent * self._rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
+            return (parent * self.rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
         left, right = self._children(one * align, two)
         lifted = _product(SUM, parent, weights)  # [rules, cells, y * z]
         if lifted.shape[-1] == 1:
@@ -153,20 +173,109 @@ def _product(algebra: Algebra, x: Tensor, y: Tensor) -> Tensor:
     return algebra.times(x, y) if x.shape[-1] == 1 else algebra.matmul(x, y)
 
 
-def select(cells: Tensor, states: Tensor | None, dimensions: int = 1) -> Tensor:
+def select(cells: Tensor, states: Tensor, dimensions: int = 1) -> Tensor:
     """[cells, (splits,) states] -> [groups, cells, (splits,) m], by whole rows: fast where m is 1."""
-    if states is None:
-        return cells.unsqueeze(-dimensions - 2)
     rows = cells.movedim(-1, -dimensions - 1).contiguous().index_select(-dimensions - 1, states.flatten())
     return rows.unflatten(-dimensions - 1, tuple(states.shape)).movedim(-dimensions - 1, -1)
 
 
-def _deposit(picked: Tensor, states: Tensor | None, size: int, dimensions: int = 1) -> Tensor:
+def _deposit(picked: Tensor, states: Tensor, size: int, dimensions: int = 1) -> Tensor:
     """Backwards through `select`: [groups, cells, (splits,) m] -> [cells, (splits,) states]."""
-    if states is None:
-        return picked.squeeze(0)
     rows = picked.movedim(-1, 1).flatten(0, 1)
     return rows.new_zeros(size, *rows.shape[1:]).index_add_(0, states.flatten(), rows).movedim(0, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """One rule tensor over all states (x, y, z): a block without a choice of states, all of it plain products."""
+
+    kind: str
+    shape: tuple[int, int, int]
+    rules: Tensor  # [1]
+    places: Tensor | None  # in `Grammar.binary`, in the shape of the weights
+
+    # The weights are [x, y, z], and [x, y * z] where no child is a word; there may be more rows than x.
+
+    @property
+    def filled(self) -> bool:
+        """Whether words are filled into the rules beforehand; of two words, the first."""
+        return self.kind != INNER
+
+    def table(self, algebra: Algebra, word: Tensor, weights: Tensor) -> Tensor:
+        """The rules with each word filled in: [words, x, states of the other child]."""
+        matrices = weights.transpose(-1, -2) if self.kind == AFTER else weights  # [x, states of the word, of the other]
+        return algebra.matmul(word.unsqueeze(-3), matrices).transpose(-2, -3)
+
+    def apply(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+        """The parent cells, [cells, x]; arguments as those of a `Block`."""
+        if self.filled:
+            return algebra.matmul(algebra.scale(two, align).unsqueeze(-2), one.transpose(-1, -2)).squeeze(-2)
+        return self.lift(algebra, self.products(algebra, one, two, align), weights)
+
+    def lift(self, algebra: Algebra, products: Tensor, weights: Tensor) -> Tensor:
+        return algebra.matmul(products, weights.transpose(-1, -2)).narrow(-1, 0, self.shape[0])
+
+    def products(
+        self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, room: Tensor | None = None
+    ) -> Tensor:
+        """The products of the children's states, summed over the splits, [cells, y * z]; in `room` if there is one."""
+        left = algebra.scale(left, align).transpose(-1, -2)
+        if room is None:
+            return algebra.matmul(left, right).flatten(-2)
+        torch.bmm(left, right, out=room.unflatten(-1, self.shape[1:]))
+        return room
+
+    def undo(
+        self,
+        one: Tensor,
+        two: Tensor,
+        align: Tensor,
+        weights: Tensor,
+        gradient: Tensor,
+        into: tuple[Tensor, Tensor],
+        add: AddProduct | None,
+        room: Tensor | None,
+    ) -> None:
+        """Backwards through `apply` in ordinary arithmetic, with room for products.
+
+        Where a word is filled in, the first of `into` takes the gradient of what the word's rules brought to each
+        span: a word begins spans of all widths, whose shares of `table` are then added up in one product.
+        """
+        into_one, into_two = into
+        if self.filled:
+            torch.mul(gradient, align, out=into_one)
+            into_two.add_(torch.bmm(into_one.unsqueeze(-2), one).squeeze(-2))
+            return
+        if add is not None:
+            add(gradient.T, self.products(SUM, one, two, align, room))
+        weights = weights.narrow(0, 0, self.shape[0])
+        outer = torch.mm(gradient, weights, out=room).unflatten(-1, self.shape[1:])  # [cells, y, z]
+        into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)
+        into_two.add_(torch.bmm(one * align, outer))
+
+    def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
+        """The weights with some parent states, [choices, y, z]."""
+        return weights[x].unflatten(-1, self.shape[1:]) if self.kind == INNER else weights[x]
+
+    def undo_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
+        """Backwards through `table` in ordinary arithmetic: the gradient of the words."""
+        matrices = weights if self.kind == AFTER else weights.transpose(1, 2)  # [x, states of the other, of the word]
+        some = max(1, CHUNK // (len(gradient) * matrices.shape[2]))  # of x at a time
+        parts = zip(gradient.transpose(0, 1).split(some), matrices.split(some), strict=True)
+        return SUM.add([torch.bmm(*part).sum(0) for part in parts])
+
+    def undo_weights(self, word: Tensor, gradient: Tensor, room: Tensor | None) -> Tensor:
+        """The same for the weights, written into `room` if there is one."""
+        gradient, word = gradient.transpose(0, 1), word.expand(self.shape[0], -1, -1)
+        left, right = (gradient, word) if self.kind == AFTER else (word, gradient)
+        return torch.bmm(left.transpose(1, 2), right, out=room)
+
+    def anchored(self, outside: Tensor, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+        """As of a `Block`, [1, cells, splits]."""
+        if self.filled:
+            return (outside * self.apply(SUM, one, two, align, weights)).sum(-1, keepdim=True).unsqueeze(0)
+        lifted = torch.mm(outside, weights.narrow(0, 0, self.shape[0])).unflatten(-1, self.shape[1:])  # [cells, y, z]
+        return (torch.bmm(one * align, lifted) * two).sum(-1).unsqueeze(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +289,13 @@ class Form:
     interminals: int  # number of their states
 
     @property
+    def unary(self) -> tuple[Tensor, ...]:
+        return () if self.closure is None or self.promotion is None else (self.closure, self.promotion)
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        unary = () if self.closure is None or self.promotion is None else (self.closure, self.promotion)
-        return (self.root, *unary, *self.weights)
+        """What it can be differentiated by."""
+        return (self.root, *self.unary, *self.weights)
 
     def with_tensors(self: "AnyForm", tensors: Sequence[Tensor]) -> "AnyForm":
         if self.closure is None:
@@ -196,14 +309,31 @@ class Form:
     def to(self: "AnyForm", dtype: torch.dtype) -> "AnyForm":
         return self.with_tensors([tensor.to(dtype) for tensor in self.tensors])
 
+    def prepared(self: "AnyForm", algebra: Algebra) -> "AnyForm":
+        """As it is best for charts in this algebra."""
+        return self
+
+    def room(self) -> list[Tensor | None]:
+        """Where the gradients of the weights are to be written, if that matters."""
+        return [None] * len(self.weights)
+
+    def joined(self, weights: list[Tensor | None], room: list[Tensor | None]) -> list[Tensor | None]:
+        """From the gradients of the weights to those of the tensors."""
+        return weights
+
 
 AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 @dataclass(frozen=True, eq=False)
 class RuleTensors(Form):
-    blocks: tuple[Block, ...]  # parallel to weights
+    blocks: tuple[Block | Whole, ...]  # parallel to weights
     padded: bool  # cells end in a state that is always zero
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rules are whole tensors, without a choice of states."""
+        return any(isinstance(block, Whole) for block in self.blocks)
 
     @property
     def narrowest(self) -> int:
@@ -230,28 +360,27 @@ class RuleTensors(Form):
 
     def table_of(self, term: int) -> int:
         """The place of a block among those that a word is filled in for."""
-        return sum(block.kind in (BEFORE, AFTER) for block in self.blocks[:term])
+        return sum(block.filled for block in self.blocks[:term])
 
     @property
     def table_size(self) -> int:
         """Numbers that a word takes when it is filled into the rules."""
-        sizes = {BEFORE: lambda x, y, z: z * x, AFTER: lambda x, y, z: y * x}
-        return sum(len(block.rules) * sizes[block.kind](*block.shape) for block in self.blocks if block.kind in sizes)
+        filled = [block for block in self.blocks if block.filled]
+        return sum(len(one.rules) * one.shape[0] * one.shape[1 if one.kind == AFTER else 2] for one in filled)
 
-    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, Tensor]:
-        cells = self.pad(algebra, top)
-        return cells, cells
+    def project(self, algebra: Algebra, top: Tensor) -> Tensor:
+        """The same on both sides, [1, cells, states]."""
+        return self.pad(algebra, top).unsqueeze(-3)
 
-    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """The lanes of single words, and the rules with each word filled in."""
         padded = self.pad(algebra, word)
         tables = [
             block.table(algebra, padded, weights)
             for block, weights in zip(self.blocks, self.weights, strict=True)
-            if block.kind in (BEFORE, AFTER)
+            if block.filled
         ]
-        lanes = (None, None) if self.closure is None else self.project(algebra, top)
-        return (*lanes, tables)
+        return None if self.closure is None else self.project(algebra, top), tables
 
     def pad(self, algebra: Algebra, cells: Tensor) -> Tensor:
         if not self.padded:
@@ -260,12 +389,60 @@ class RuleTensors(Form):
 
 
 @dataclass(frozen=True, eq=False)
+class Dense(RuleTensors):
+    """The weights are parts of one tensor, and so are their gradients: it is large, and copies of it cost time."""
+
+    rules: Tensor  # [interminals, states, states]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.root, self.rules
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "Dense":
+        root, rules = tensors
+        return replace(self, root=root, rules=rules, weights=tuple(quarters(rules.detach(), self.interminals)))
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        return (self.blocks[0].shape[1],) * 2
+
+    def prepared(self, algebra: Algebra) -> "Dense":
+        """Numbers of states that are no multiple of 8 make products slow: phrases get states that are always 0."""
+        phrases, *words = self.weights
+        block, *blocks = self.blocks
+        if algebra is SUM:
+            size = -(-self.interminals // 8) * 8
+            block = replace(block, shape=(self.interminals, size, size))
+            phrases = torch.nn.functional.pad(phrases, (0, size - self.interminals) * 3)
+        return replace(self, weights=(phrases.flatten(-2), *words), blocks=(block, *blocks))
+
+    def room(self) -> list[Tensor | None]:
+        return [*quarters(torch.empty_like(self.rules), self.interminals)]
+
+    def joined(self, weights: list[Tensor | None], room: list[Tensor | None]) -> list[Tensor | None]:
+        for gradient, place in zip(weights, room, strict=True):
+            assert place is not None
+            if gradient is None:
+                place.zero_()
+            elif gradient is not place:
+                gradient = gradient.unflatten(-1, (-1, self.lanes[0])) if gradient.dim() < place.dim() else gradient
+                place.copy_(gradient.narrow(-2, 0, place.shape[-2]).narrow(-1, 0, place.shape[-1]))
+        return [None if room[0] is None else room[0]._base]
+
+
+def quarters(rules: Tensor, interminals: int) -> list[Tensor]:
+    """[x, y, z], children being: two phrases; a phrase and a word; a word and a phrase; two words."""
+    sizes = [interminals, rules.shape[-1] - interminals]
+    return [part for half in rules.split(sizes, -2) for part in half.split(sizes, -1)]
+
+
+@dataclass(frozen=True, eq=False)
 class Kruskal(Form):
     """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals."""
 
     source: RuleTensors | None  # the rules it stands for, for decoders that score rules
 
-    narrowest, projects, table_size = 1, True, 0
+    narrowest, projects, table_size, whole = 1, True, 0, False
 
     def to(self, dtype: torch.dtype) -> "Kruskal":
         return replace(super().to(dtype), source=None if self.source is None else self.source.to(dtype))
@@ -284,14 +461,13 @@ class Kruskal(Form):
     def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
         return algebra.matmul(combined, self.weights[0])
 
-    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, algebra: Algebra, top: Tensor) -> Tensor:
+        """By V as a left child and by W as a right child, [2, cells, rank]."""
         return _halves(algebra.matmul(top, self.weights[1]))
 
-    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-        lanes = algebra.matmul(word, self.weights[2])
-        if self.closure is not None:
-            lanes = algebra.plus(lanes, algebra.matmul(top, self.weights[1]))
-        return (*_halves(lanes), [])
+    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        lanes = _halves(algebra.matmul(word, self.weights[2]))
+        return lanes if self.closure is None else algebra.plus(lanes, self.project(algebra, top)), []
 
     def table_of(self, term: int) -> int:
         raise AssertionError("a Kruskal form fills in no words")
@@ -300,15 +476,15 @@ class Kruskal(Form):
         return cells
 
 
-def _halves(lanes: Tensor) -> tuple[Tensor, Tensor]:
-    left, right = lanes.chunk(2, -1)
-    return left, right
+def _halves(lanes: Tensor) -> Tensor:
+    """[cells, 2 rank] -> [2, cells, rank]"""
+    return lanes.unflatten(-1, (2, -1)).movedim(-2, -3)
 
 
 class Lanes:
     """The one term of a Kruskal form: lane by lane over the splits. It needs no weights of its own."""
 
-    kind = INNER
+    kind, filled = INNER, False
 
     def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, _: Tensor) -> Tensor:
         return algebra.dot(left, right, align)

@@ -9,63 +9,100 @@ derivative, since any choice of them stands for the same number.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, RuleTensors
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, RuleTensors, Whole
 
 AnyRules = RuleTensors | Kruskal
-LARGE = 1 << 22  # numbers
+LARGE = 1 << 24  # numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Spans:
     """Numbers for every span, by (start, sentence) and by (end, sentence).
 
-    Its views of one width have cells = (start, sentence) as their first dimension.
+    Its views of one width have cells = (start, sentence) as their first dimension. Each is made in one operation,
+    since the number of operations is what small charts take their time for.
     """
 
-    left: Tensor  # [starts * batch, widths, lanes]
-    right: Tensor  # [ends * batch, widths counted down, lanes]
+    sides: Tensor  # [2, starts * batch, widths, lanes], and [.., ends * batch, widths counted down, lanes]
     batch: int
 
     @staticmethod
-    def made(empty: Callable[..., Tensor], length: int, batch: int, left: int, right: int) -> "Spans":
-        return Spans(empty((length * batch, length, left)), empty((length * batch, length, right)), batch)
+    def made(empty: Callable[..., Tensor], length: int, batch: int, lanes: int) -> "Spans":
+        return Spans(empty((2, length * batch, length, lanes)), batch)
 
-    def _starts(self, width: int) -> Tensor:
-        """The rows where spans of a width start, [cells, widths, lanes]."""
-        return self.left.narrow(-3, 0, (self.left.shape[-2] - width + 1) * self.batch)
+    @property
+    def length(self) -> int:
+        return self.sides.shape[-2]
 
-    def _ends(self, width: int) -> Tensor:
-        first = (width - 1) * self.batch
-        return self.right.narrow(-3, first, self.right.shape[-3] - first)
+    @property
+    def left(self) -> Tensor:
+        """[starts * batch, widths, lanes]"""
+        return self.sides.select(-4, 0)
+
+    @property
+    def right(self) -> Tensor:
+        """[ends * batch, widths counted down, lanes]"""
+        return self.sides.select(-4, 1)
 
     def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
         """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
-        n, splits = self.left.shape[-2], width - 2 * least + 1
-        left, right = self._starts(width), self._ends(width)
-        return left.narrow(-2, least - 1, splits), right.narrow(-2, n - width + least, splits)
+        splits = width - 2 * least + 1
+        return self._side(width, 0, least - 1, splits), self._side(width, 1, self.length - width + least, splits)
 
-    def own(self, width: int) -> tuple[Tensor, Tensor]:
-        """The spans themselves, as left and as right children of others, [cells, lanes]."""
-        n = self.left.shape[-2]
-        return self._starts(width).select(-2, width - 1), self._ends(width).select(-2, n - width)
+    def own(self, width: int, lanes: int | None = None) -> Tensor:
+        """The spans themselves, as left and as right children of others, [2, cells, lanes]; all lanes or the first."""
+        *lead, _, rows, _, all_lanes = self.sides.shape
+        lanes = all_lanes if lanes is None else lanes
+        *skip, side, row, column, lane = self.sides.stride()
+        first = (width - 1) * self.batch
+        left, right = (width - 1) * column, side + first * row + (self.length - width) * column
+        return self.sides.as_strided((*lead, 2, rows - first, lanes), (*skip, right - left, row, lane), left)
 
-    def write(self, width: int, left: Tensor, right: Tensor) -> None:
-        for view, values in zip(self.own(width), (left, right), strict=True):
-            view.copy_(values)
-
-    def rest(self, width: int, kind: str) -> Tensor:
-        """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
-        n = self.left.shape[-2]
+    def one(self, width: int, kind: str) -> Tensor:
+        """The spans by their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
         if kind == BEFORE:
-            return self._ends(width).select(-2, n - width + 1)
-        return self._starts(width).select(-2, width - 2)
+            return self._side(width, 0, width - 1)
+        return self._side(width, 1, self.length - width)
+
+    def rest(self, width: int, kind: str, lanes: int | None = None) -> Tensor:
+        """What is left of the spans without their first word (BEFORE) or their last (AFTER), [cells, lanes]."""
+        if kind == BEFORE:
+            return self._side(width, 1, self.length - width + 1, lanes=lanes)
+        return self._side(width, 0, width - 2, lanes=lanes)
+
+    def _side(self, width: int, which: int, place: int, columns: int | None = None, lanes: int | None = None) -> Tensor:
+        """One or more columns of the rows where spans of a width start (0) or end (1), [cells, (columns,) lanes]."""
+        *lead, _, rows, _, all_lanes = self.sides.shape
+        lanes = all_lanes if lanes is None else lanes
+        *skip, side, row, column, lane = self.sides.stride()
+        first = (width - 1) * self.batch  # the row where the first span ends
+        offset = place * column + which * (side + first * row)
+        if columns is None:
+            return self.sides.as_strided((*lead, rows - first, lanes), (*skip, row, lane), offset)
+        return self.sides.as_strided((*lead, rows - first, columns, lanes), (*skip, row, column, lane), offset)
+
+    def beside(self, kind: str) -> Tensor:
+        """Spans of two words or more, by their first word (BEFORE) or their last (AFTER), [words, widths, lanes]."""
+        words, widths = self.sides.shape[-3] - self.batch, self.length - 1
+        if kind == BEFORE:
+            return self.left.narrow(-3, 0, words).narrow(-2, 1, widths)
+        return self.right.narrow(-3, self.batch, words).narrow(-2, 0, widths)
+
+    def within(self, kind: str) -> Tensor:
+        """The same spans without that word."""
+        words, widths = self.sides.shape[-3] - self.batch, self.length - 1
+        if kind == BEFORE:
+            return self.left.narrow(-3, self.batch, words).narrow(-2, 0, widths)
+        return self.right.narrow(-3, 0, words).narrow(-2, 1, widths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +112,11 @@ class Allowed:
 
     bottom: Tensor
     top: Tensor
+
+
+def written_out(algebra: Algebra) -> AbstractContextManager[Any]:
+    """Where derivatives are written out, torch need not keep account of them: operations take less time."""
+    return torch.inference_mode() if algebra is SUM else nullcontext()
 
 
 class Chart:
@@ -91,6 +133,7 @@ class Chart:
         lengths: Tensor | None = None,  # [batch], where some are shorter
         allowed: Allowed | None = None,
     ) -> None:
+        form = form.prepared(algebra)
         self.form, self.algebra, self.lengths, self.allowed = form, algebra, lengths, allowed
         self.length, self.batch = leaf.shape[-3], leaf.shape[-2]
         self.bottom: list[Tensor] = []  # for each width, [cells, interminal states]: binary rules
@@ -100,28 +143,30 @@ class Chart:
         self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
         self.combined: list[Tensor] = []  # for each width from 2, [cells, lanes], where the form lifts them to states
         self._tables: list[Tensor] | None = None
-        left, right = form.lanes
-        self.spans = Spans.made(
-            lambda shape: leaf.new_empty((*algebra.lead, *shape)), self.length, self.batch, left, right
-        )
-        self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1, 1)
-        self._read_words(leaf)
-        for width in range(2, self.length + 1):
-            self._fill(width)
-        self._finish()
+        self._operands: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all by something
+        self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, form.lanes[0])
+        self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
+        self._room: Tensor | None = None
+        with written_out(algebra):
+            self._read_words(leaf)
+            for width in range(2, self.length + 1):
+                self._fill(width)
+            self._finish()
         self.forget()
 
     @property
     def tables(self) -> list[Tensor]:
         """The rules with each word filled in, [rules, length * batch, ...]."""
         if self._tables is None:
-            _, _, self._tables = self.form.words(self.algebra, self.word_top, self.top[0])
+            _, self._tables = self.form.words(self.algebra, self.word_top, self.top[0])
         return self._tables
 
     def forget(self) -> None:
         """Where the tables are large, they are made again when they are needed again."""
         if self.form.table_size * len(self.word_top) > LARGE:
             self._tables = None
+            self._operands.clear()
 
     def _read_words(self, leaf: Tensor) -> None:
         """Width 1: words as children of binary rules, filled into the rules, and under unary rules."""
@@ -132,37 +177,47 @@ class Chart:
         top = algebra.zeros(leaf, len(exponent), form.interminals)
         if form.promotion is not None:
             top = self.keep(algebra.matmul(self.word, form.promotion), "top", 1)
-        left, right, self._tables = form.words(algebra, self.word_top, top)
-        self._write(top, top, shift, exponent, left, right)
+        lanes, self._tables = form.words(algebra, self.word_top, top)
+        self._write(top, top, shift, exponent, lanes)
 
     def _fill(self, width: int) -> None:
         algebra, form = self.algebra, self.form
-        left, right = self.exponents.children(width, 1)
-        align, exponent = algebra.align(left + right)
+        align, exponent = algebra.align(torch.add(*self.exponents.children(width, 1)))
         self.align.append(align)
-        parts = [
-            form.blocks[term].apply(algebra, *self.operands(term, width), form.weights[term])
-            for term in form.terms(width)
-        ] or [algebra.zeros(self.word, len(exponent), form.interminals)]
-        combined = algebra.add(parts)
+        parts = [self.apply(term, width) for term in form.terms(width)]
+        combined = algebra.add(parts or [algebra.zeros(self.word, len(exponent), form.interminals)])
         if form.projects:
             self.combined.append(combined)
         cell, shift, taken = algebra.normalise(self.keep(form.lift(algebra, combined), "bottom", width))
         top = self._unary(cell, form.closure, width)
-        lanes = form.project(algebra, top) if width < self.length else (None, None)
-        self._write(cell, top, shift, exponent + taken, *lanes)
+        lanes = form.project(algebra, top) if width < self.length else None
+        self._write(cell, top, shift, exponent + taken, lanes)
 
-    def _write(
-        self, bottom: Tensor, top: Tensor, shift: Tensor, exponent: Tensor, left: Tensor | None, right: Tensor | None
-    ) -> None:
+    def apply(self, term: int, width: int) -> Tensor:
+        """What a term brings to the cells of a width."""
+        block, operands, weights = self.form.blocks[term], self.operands(term, width), self.form.weights[term]
+        if self.algebra is not SUM or not isinstance(block, Whole) or block.filled:
+            return block.apply(self.algebra, *operands, weights)
+        return block.lift(SUM, block.products(SUM, *operands, self.room(block, width)), weights)
+
+    def room(self, block: Whole, width: int) -> Tensor | None:
+        """For products of children of the spans of a width: the same for all widths, since new memory takes time."""
+        if block.filled:
+            return None
+        rows, lanes = (self.length - width + 1) * self.batch, block.shape[1] * block.shape[2]
+        if self._room is None or self._room.numel() < rows * lanes:
+            self._room = self.word.new_empty(rows * lanes)
+        return self._room.narrow(0, 0, rows * lanes).view(rows, lanes)
+
+    def _write(self, bottom: Tensor, top: Tensor, shift: Tensor, exponent: Tensor, lanes: Tensor | None) -> None:
         self.bottom.append(bottom)
         self.top.append(top)
         self.shift.append(shift)
         self.exponent.append(exponent)
         width = len(self.top)
-        self.exponents.write(width, exponent, exponent)
-        if left is not None and right is not None:
-            self.spans.write(width, left, right)
+        self.exponents.own(width).copy_(exponent)
+        if lanes is not None:
+            self.spans.own(width, lanes.shape[-1]).copy_(lanes)
 
     def _finish(self) -> None:
         """The cell of the whole sentence, and log Z."""
@@ -205,17 +260,17 @@ class Chart:
     def near_underflow(self) -> bool:
         """Whether some state of some cell is nearly as small as numbers get, beside the largest of its cell."""
         least = 1e10 * torch.finfo(self.word.dtype).tiny
-        smallest = [cells.abs().masked_fill(cells == 0, 1).amin() for cells in self.bottom if cells.numel()]
-        return bool(torch.stack(smallest).amin() < least) if smallest else False
+        cells = torch.cat(self.bottom).abs()
+        return bool(((cells < least) & (cells > 0)).any())
 
     def seen_through(self, form: RuleTensors) -> "Chart":
         """The same cells as children of the rules of another form over the same states."""
         chart = copy(self)
         chart.form = form
-        chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, *form.lanes)
-        chart._tables = None
+        chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, form.lanes[0])
+        chart._tables, chart._operands = None, {}
         for width, top in enumerate(self.top, 1):
-            chart.spans.write(width, *form.project(self.algebra, top))
+            chart.spans.own(width).copy_(form.project(self.algebra, top))
         return chart
 
     def window(self, words: Tensor, width: int, kind: str, dimension: int) -> Tensor:
@@ -226,13 +281,22 @@ class Chart:
     def operands(self, term: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """What a term is applied to: two children, or the rules with a word filled in and the rest of the span;
         and the weights that align the splits."""
-        kind, least, align = self.form.blocks[term].kind, self.form.narrowest, self.align[width - 1]
+        known = self._operands.get((term, width))
+        if known is None:
+            known = self._operands[term, width] = self._find_operands(term, width)
+        return known
+
+    def _find_operands(self, term: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        block, least, align = self.form.blocks[term], self.form.narrowest, self.align[width - 1]
+        kind = block.kind
         if kind == INNER:
             left, right = self.spans.children(width, least)
             return left, right, align.narrow(1, least - 1, width - 2 * least + 1)
         if kind == WORDS:
             words = self.form.pad(self.algebra, self.word_top)
-            first, last = self.window(words, width, BEFORE, -2), self.window(words, width, AFTER, -2)
-            return first.unsqueeze(-2), last.unsqueeze(-2), align
+            last = self.window(words, width, AFTER, -2)
+            if not block.filled:
+                return self.window(words, width, BEFORE, -2).unsqueeze(-2), last.unsqueeze(-2), align
         table = self.window(self.tables[self.form.table_of(term)], width, kind, -3)
-        return table, self.spans.rest(width, kind), align.select(1, 0 if kind == BEFORE else width - 2)
+        rest = last if kind == WORDS else self.spans.rest(width, kind, table.shape[-1] if self.form.whole else None)
+        return table, rest, align.select(1, width - 2 if kind == AFTER else 0)

@@ -2,9 +2,9 @@
 
     beta(i,j) = d log Z / d alpha(i,j)
 
-(Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products, so that memory is
-O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their derivative along
-(`undo`), since that is where the time goes; in the others autograd finds it.
+(Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products, so
+that memory is O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their
+derivative along (`undo`), since that is where the time goes; in the others autograd finds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lanes
-from lvpcfg.chart.inside import Chart, Spans
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lanes, RuleTensors, Whole
+from lvpcfg.chart.inside import Chart, Spans, written_out
+
+ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
 
 
 class Outside:
@@ -26,21 +28,32 @@ class Outside:
     """
 
     def __init__(self, chart: Chart, gradient: Tensor, parameters: bool = False) -> None:
-        self.chart, self.parameters = chart, parameters
-        self.tensors: list[Tensor | None] = [None] * len(chart.form.tensors)  # where parameters are asked for
+        self.chart, self.parameters, form = chart, parameters, chart.form
+        self.tensors: list[Tensor | None] = [None] * (len(form.unary) + 1)  # where parameters are asked for
+        self.weights: list[Tensor | None] = [None] * len(form.weights)
         self.top: list[Tensor] = []  # for each width, [cells, interminal states]; widest first until the end
         self.bottom: list[Tensor] = []
-        self.spans = Spans(torch.zeros_like(chart.spans.left), torch.zeros_like(chart.spans.right), chart.batch)
-        self.tables = [torch.zeros_like(table) for table in chart.tables]
-        self.words = torch.zeros_like(chart.form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
-        self.transposed: dict[int, Tensor] = {}
-        self.factors: dict[int, list[tuple[Tensor, Tensor]]] = {}  # products of these are gradients of tensors
-        self._begin(gradient)
-        for width in range(chart.length, 1, -1):
-            self._undo(width)
-        self._undo_words()
-        self._multiply_factors()
-        del self.tables, self.words, self.transposed, self.factors
+        self.spans = Spans(torch.zeros_like(chart.spans.sides), chart.batch)
+        self.words = torch.zeros_like(form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
+        self.tables: list[Tensor] = []
+        self.filled: Spans | None = None  # of what words in rules brought to the spans they begin and end
+        if chart.algebra is SUM and form.whole:
+            self.filled = Spans.made(chart.word.new_zeros, chart.length, chart.batch, form.interminals)
+            self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
+        else:
+            self.tables = [torch.zeros_like(table) for table in chart.tables]
+        self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
+        self.room = form.room() if parameters else self.weights
+        with written_out(chart.algebra):
+            self._begin(gradient)
+            for width in range(chart.length, 1, -1):
+                self._undo(width)
+            self._undo_words()
+            for of_weights, place in [*self.factors]:
+                self._multiply_factors(self.weights if of_weights else self.tensors, place)
+        self.tensors += form.joined(self.weights, self.room) if parameters else [None] * len(form.tensors)
+        del self.tensors[len(form.tensors) :]
+        del self.tables, self.filled, self.words, self.factors, self.weights, self.room
         chart.forget()
         self.top.reverse()
         self.bottom.reverse()
@@ -48,91 +61,100 @@ class Outside:
     def _begin(self, gradient: Tensor) -> None:
         chart = self.chart
 
+        if chart.algebra is SUM:
+            total = chart.total(chart.final, chart.form.root)
+            share = (gradient / total).masked_fill(total == 0, 0).to(total.dtype).unsqueeze(-1)
+            self.final, self.tensors[0] = share * chart.form.root, torch.mm(share.T, chart.final).squeeze(0)
+            return
+
         def log_z(final: Tensor, root: Tensor) -> Tensor:
             return chart.algebra.log(chart.total(final, root), chart.final_exponent.squeeze(-1))
 
-        self.final, root = _backward(log_z, [chart.final, chart.form.root], [gradient], [True, self.parameters])
-        self._add(0, [root])
-
-    def _add(self, place: int, gradients: Sequence[Tensor | None]) -> None:
-        for i, gradient in enumerate(gradients, place):
-            if gradient is not None:
-                known = self.tensors[i]
-                self.tensors[i] = gradient if known is None else known.add_(gradient)
+        self.final, self.tensors[0] = _backward(
+            log_z, [chart.final, chart.form.root], [gradient], [True, self.parameters]
+        )
 
     def _undo(self, width: int) -> None:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
         top = self._add_final(width, self._from_parents(width))
         bottom = chart.keep(top, "top", width, gradient=True)
         if form.closure is not None:
-            bottom = self._undo_product(1, chart.bottom[width - 1], bottom)
+            bottom = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], bottom)
         self.top.append(top)
         self.bottom.append(bottom)
         cell = chart.keep(algebra.unscale(bottom, chart.shift[width - 1]), "bottom", width, gradient=True)
         if form.projects:
-            cell = self._undo_product(len(form.tensors) - len(form.weights), chart.combined[width - 2], cell)
-
+            cell = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], cell)
         terms = form.terms(width)
         for term, share in zip(terms, self._shares(cell, terms, width), strict=True):
-            block, place = form.blocks[term], len(form.tensors) - len(form.weights) + term
-            parameters = self.parameters and block.kind in (INNER, WORDS)
-            operands, into = chart.operands(term, width), self._into(term, width)
-            if algebra is SUM:
-                add = partial(self._add_product, place) if parameters else None
-                block.undo(*operands, form.weights[term], share, into, add)
-            else:
-                *found, weights = _backward(
-                    partial(_apply, block, algebra, operands[2]),
-                    [*operands[:2], form.weights[term]],
-                    [share],
-                    [True, True, parameters],
-                )
-                self._add(place, [weights])
-                for view, gradient in zip(into, found, strict=True):
-                    view.add_(gradient)
+            self._undo_term(term, width, share)
+
+    def _undo_term(self, term: int, width: int, share: Tensor) -> None:
+        """Hands the gradient of what a term brought to the cells of a width on to its operands and its weights."""
+        chart, algebra, block = self.chart, self.chart.algebra, self.chart.form.blocks[term]
+        parameters = self.parameters and not block.filled and not chart.form.projects
+        operands, weights, into = chart.operands(term, width), chart.form.weights[term], self._into(term, width)
+        if algebra is not SUM:
+            *found, gradient = _backward(
+                partial(_apply, block, algebra, operands[2]),
+                [*operands[:2], weights],
+                [share],
+                [True, True, parameters],
+            )
+            _add(self.weights, term, gradient)
+            for view, part in zip(into, found, strict=True):
+                view.add_(part)
+            return
+        add = partial(_add_product, self.weights, term) if parameters else None
+        if isinstance(block, Whole):
+            block.undo(*operands, weights, share, into, add, chart.room(block, width))
+        else:
+            block.undo(*operands, weights, share, into, add)
 
     def _into(self, term: int, width: int) -> tuple[Tensor, Tensor]:
         """Where the gradients of the operands of a term are added up."""
-        chart, kind = self.chart, self.chart.form.blocks[term].kind
-        if kind == INNER:
+        chart, block = self.chart, self.chart.form.blocks[term]
+        if block.kind == INNER:
             return self.spans.children(width, chart.form.narrowest)
-        if kind == WORDS:
-            first, last = chart.window(self.words, width, BEFORE, -2), chart.window(self.words, width, AFTER, -2)
-            return first.unsqueeze(-2), last.unsqueeze(-2)
-        table = chart.window(self.tables[chart.form.table_of(term)], width, kind, -3)
-        return table, self.spans.rest(width, kind)
+        if block.kind == WORDS:
+            rest = chart.window(self.words, width, AFTER, -2)
+            if not block.filled:
+                return chart.window(self.words, width, BEFORE, -2).unsqueeze(-2), rest.unsqueeze(-2)
+        else:
+            rest = self.spans.rest(width, block.kind, chart.form.interminals if chart.form.whole else None)
+        if self.filled is None:
+            return chart.window(self.tables[chart.form.table_of(term)], width, block.kind, -3), rest
+        return self.pairs if block.kind == WORDS else self.filled.one(width, block.kind), rest
 
-    def _add_product(self, place: int, x: Tensor, y: Tensor) -> None:
-        known = self.tensors[place]
-        self.tensors[place] = torch.bmm(x, y) if known is None else known.baddbmm_(x, y)
-
-    def _undo_product(self, place: int, cells: Tensor, gradient: Tensor) -> Tensor:
+    def _undo_product(
+        self, gradients: list[Tensor | None], place: int, matrix: Tensor, cells: Tensor, gradient: Tensor
+    ) -> Tensor:
         """Backwards through the product of the cells of a width with a matrix of the form."""
-        algebra, matrix = self.chart.algebra, self.chart.form.tensors[place]
+        algebra = self.chart.algebra
         if algebra is SUM:
             if self.parameters:
-                self.factors.setdefault(place, []).append((cells, gradient))
-            if place not in self.transposed:
-                self.transposed[place] = matrix.T.contiguous()
-            return torch.mm(gradient, self.transposed[place])
+                self.factors.setdefault((gradients is self.weights, place), []).append((cells, gradient))
+                if sum(len(cells) for cells, _ in self.factors[gradients is self.weights, place]) >= ENOUGH:
+                    self._multiply_factors(gradients, place)
+            return torch.mm(gradient, matrix.T)
         found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
-        self._add(place, [weights])
+        _add(gradients, place, weights)
         return found
 
-    def _multiply_factors(self) -> None:
-        """The gradients of matrices that were used in every width, in one product over all cells."""
-        for place, pairs in self.factors.items():
-            cells, gradients = (torch.cat(factors) for factors in zip(*pairs, strict=True))
-            self._add(place, [torch.mm(cells.T, gradients)])
+    def _multiply_factors(self, gradients: list[Tensor | None], place: int) -> None:
+        """Adds to the gradient of a matrix in one product over the cells of some widths."""
+        pairs = self.factors.pop((gradients is self.weights, place))
+        cells, gradient = (torch.cat(factors) for factors in zip(*pairs, strict=True))
+        _add_product(gradients, place, cells.T, gradient)
 
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
-        chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
+        chart, algebra = self.chart, self.chart.algebra
         if algebra is SUM:
-            return [form.pad(algebra, cell)] * len(terms)
+            return [chart.form.pad(algebra, cell)] * len(terms)
         if len(terms) < 2:
             return [cell] * len(terms)
-        parts = [form.blocks[term].apply(algebra, *chart.operands(term, width), form.weights[term]) for term in terms]
+        parts = [chart.apply(term, width) for term in terms]
         return _backward(lambda *parts: algebra.add(parts), parts, [cell], [True] * len(parts))
 
     def _from_parents(self, width: int) -> Tensor:
@@ -140,11 +162,11 @@ class Outside:
         form = self.chart.form
         if width == self.chart.length:
             return torch.zeros_like(self.chart.top[width - 1])
-        left, right = self.spans.own(width)
+        lanes = self.spans.own(width)
         if not form.projects:
-            return (left + right).narrow(-1, 0, form.interminals)
-        lanes = torch.cat([left, right], -1)
-        return self._undo_product(len(form.tensors) - len(form.weights) + 1, self.chart.top[width - 1], lanes)
+            return lanes.sum(-3).narrow(-1, 0, form.interminals)
+        lanes = lanes.movedim(-3, -2).flatten(-2)  # [cells, 2 rank]
+        return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
@@ -156,24 +178,61 @@ class Outside:
         rest = top.shape[-2] - chart.batch
         return top + torch.nn.functional.pad(share, (0, 0, 0, rest))
 
+    def _from_spans(self) -> tuple[Tensor, Tensor | None]:
+        """From words as children to words: the gradients of their states, and of the phrases over them."""
+        chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
+        unary, lanes = form.promotion is not None, self.spans.own(1)
+        if algebra is SUM:
+            top = self._from_parents(1) if unary else None
+            if isinstance(form, RuleTensors):
+                return self._undo_filled(form), top
+            lanes = lanes.movedim(-3, -2).flatten(-2)
+            return self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes), top
+
+        def words(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
+            lanes, tables = form.with_weights(weights).words(algebra, word, top)
+            return tables if lanes is None else [lanes, *tables]
+
+        lanes = lanes if form.projects else lanes.sum(-3, keepdim=True)
+        word_top, top, *found = _backward(
+            words,
+            [chart.word_top, chart.top[0], *form.weights],
+            [lanes, *self.tables] if form.narrowest == 1 else self.tables,
+            [True, unary, *[self.parameters] * len(form.weights)],
+        )
+        for term, gradient in enumerate(found):
+            _add(self.weights, term, gradient)
+        pairs = self.words.narrow(-1, 0, chart.word.shape[-1])
+        return pairs if word_top is None else pairs + word_top, top
+
+    def _undo_filled(self, form: RuleTensors) -> Tensor:
+        """The gradient of the words, from the rules that they were filled into."""
+        chart, total = self.chart, self.words
+        word = form.pad(chart.algebra, chart.word_top)
+        for term, block in enumerate(form.blocks):
+            if block.filled:
+                into, words = total, word
+                if self.filled is None:
+                    table = self.tables[form.table_of(term)]
+                else:
+                    table = self._table(self.filled, block.kind)
+                    into, words = (chart.window(x, 2, block.kind, -2) for x in (total, word))
+                into.add_(block.undo_table(words, form.weights[term], table))
+                if self.parameters:
+                    self.weights[term] = block.undo_weights(words, table, self.room[term])
+        return total.narrow(-1, 0, chart.word.shape[-1])
+
+    def _table(self, filled: Spans, kind: str) -> Tensor:
+        """The gradient of the rules with words filled in, but for the words that no span begins (or ends) with."""
+        chart = self.chart
+        if kind == WORDS:
+            return self.pairs.unsqueeze(-1) * chart.window(chart.word_top, 2, AFTER, -2).unsqueeze(-2)
+        rest = chart.spans.within(kind).narrow(-1, 0, chart.form.interminals)
+        return torch.bmm(filled.beside(kind).transpose(1, 2), rest)
+
     def _undo_words(self) -> None:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
-        weights, unary = len(form.weights), form.promotion is not None
-        place = len(form.tensors) - weights
-
-        def filled(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
-            left, right, tables = form.with_weights(weights).words(algebra, word, top)
-            return [*tables] if left is None or right is None else [left, right, *tables]
-
-        gradients = [*(self.spans.own(1) if form.narrowest == 1 else ()), *self.tables]
-        word_top, top, *found = _backward(
-            filled,
-            [chart.word_top, chart.top[0], *form.weights],
-            gradients,
-            [True, unary, *[self.parameters] * weights],
-        )
-        self._add(place, found)
-        word_top = self.words.narrow(-1, 0, chart.word.shape[-1]) + (0 if word_top is None else word_top)
+        word_top, top = self._from_spans()
         top = torch.zeros_like(chart.top[0]) if top is None else top
         if chart.length == 1 or chart.lengths is not None:
             here = (
@@ -187,17 +246,31 @@ class Outside:
         self.bottom.append(torch.zeros_like(top))
         if form.promotion is not None:
             masked = chart.keep(top, "top", 1, gradient=True)
-            promoted, promotion = _backward(
-                algebra.matmul, [chart.word, form.promotion], [masked], [True, self.parameters]
-            )
-            self._add(2, [promotion])
-            word = word + promoted
+            word = word + self._undo_product(self.tensors, 2, form.promotion, chart.word, masked)
         self.word = word
         leaf = chart.keep(algebra.unscale(word, chart.shift[0]), "bottom", 1, words=True, gradient=True)
         self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
 
 
-def _apply(block: Block | Lanes, algebra: Algebra, align: Tensor, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
+def _add(gradients: list[Tensor | None], place: int, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        known = gradients[place]
+        gradients[place] = gradient if known is None else known.add_(gradient)
+
+
+def _add_product(gradients: list[Tensor | None], place: int, x: Tensor, y: Tensor) -> None:
+    known = gradients[place]
+    if known is None:
+        gradients[place] = torch.matmul(x, y)
+    elif known.dim() == 2:
+        known.addmm_(x, y)
+    else:
+        known.baddbmm_(x, y)
+
+
+def _apply(
+    block: Block | Whole | Lanes, algebra: Algebra, align: Tensor, one: Tensor, two: Tensor, weights: Tensor
+) -> Tensor:
     return block.apply(algebra, one, two, align, weights)
 
 

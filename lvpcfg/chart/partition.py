@@ -186,6 +186,7 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
         for place, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
             if gradient is not None:
                 known = totals[place]
+                gradient = gradient.clone() if gradient.is_inference() else gradient
                 gradient = gradient.to(tensor.dtype)
                 totals[place] = gradient if known is None else known.add_(gradient)
     return [_finite(g, t) for g, t in zip([leaf, *totals], [problem.leaf, *tensors], strict=True)]

@@ -1,0 +1,50 @@
+"""The ways in which chosen rules make chosen spans: all splits, and all states of both children."""
+
+from torch import Tensor
+
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, RuleTensors, Whole
+from lvpcfg.chart.inside import Chart
+
+
+class Pairs:
+    """The children of some spans of a width under one rule of a term each, with one parent state each.
+
+    `cell`, `rule` (its place in the block) and `x` are [choices].
+    """
+
+    def __init__(
+        self, chart: Chart, form: RuleTensors, term: int, width: int, cell: Tensor, rule: Tensor, x: Tensor
+    ) -> None:
+        self.form, self.width, block = form, width, form.blocks[term]
+        self.kind = block.kind
+        if self.kind == INNER:
+            left, right, self.align = (operand.index_select(0, cell) for operand in chart.operands(term, width))
+        else:
+            words = form.pad(chart.algebra, chart.word_top)
+            first, last = (chart.window(words, width, side, -2) for side in (BEFORE, AFTER))
+            left = chart.spans.rest(width, AFTER) if self.kind == AFTER else first
+            right = chart.spans.rest(width, BEFORE) if self.kind == BEFORE else last
+            left, right = left.index_select(0, cell).unsqueeze(1), right.index_select(0, cell).unsqueeze(1)
+            self.align = left.new_ones(1)
+        self.y: Tensor | None = None  # [choices, y]: the states of the children, if not all in order
+        self.z: Tensor | None = None
+        if isinstance(block, Whole):
+            left, right = left.narrow(2, 0, block.shape[1]), right.narrow(2, 0, block.shape[2])
+        else:
+            pair = rule if block.pair is None else block.pair[rule]
+            self.y, self.z = block.left[pair], block.right[pair]
+            left = left.gather(2, self.y.unsqueeze(1).expand(-1, left.shape[1], -1))
+            right = right.gather(2, self.z.unsqueeze(1).expand(-1, right.shape[1], -1))
+        self.left, self.right = left, right  # [choices, splits, y] and [choices, splits, z]
+        self.weights = block.chosen(form.weights[term], rule, x)  # [choices, y, z]
+
+    def named(self, choice: Tensor, split: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+        """The width of the left child and the states of both, of some splits and pairs of states."""
+        y = y if self.y is None else self.y[choice, y]
+        z = z if self.z is None else self.z[choice, z]
+        inner = self.form.interminals
+        return [
+            split + {INNER: self.form.narrowest, AFTER: self.width - 1}.get(self.kind, 1),
+            y + (inner if self.kind in (BEFORE, WORDS) else 0),
+            z + (inner if self.kind in (AFTER, WORDS) else 0),
+        ]
