@@ -9,7 +9,7 @@ from enumeration import Dense, derivations, total
 from torch import Tensor
 
 from lvpcfg.chart.build import dense, exact, kruskal, unary_matrix
-from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, Node
+from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, Node
 from lvpcfg.chart.inside import AnyRules
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.lexicon import LexicalTable

@@ -5,7 +5,7 @@ from nltk.tree import Tree
 from strategies import sentences
 from test_binarise import schemes
 
-from lvpcfg import InputError, build_treebank, debinarise, normalise
+from lvpcfg import Binarisation, InputError, build_treebank, debinarise, normalise
 from lvpcfg.trees.walk import words
 
 
