@@ -96,7 +96,7 @@ class Parser(ParserI):  # type: ignore[misc]
         self.models = [model] if isinstance(model, Model) else list(model)
         _check_product(self.models, decoder)
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
-        self.device = _device(device)
+        self.device = usable_device(device)
         self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
         self._grammar = self._grammars[0]
         self._signed = any(_signed(grammar) for grammar in self._grammars)
@@ -395,7 +395,8 @@ def _check_product(models: Sequence[Model], decoder: str) -> None:
             )
 
 
-def _device(name: str | torch.device | None) -> torch.device:
+def usable_device(name: str | torch.device | None) -> torch.device:
+    """The device of that name; None: CUDA if there is one."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

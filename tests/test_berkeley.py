@@ -314,7 +314,7 @@ def import_job(tmp_path):
 def test_import_job(prefix, import_job, tmp_path):
     result, printed = import_job(str(prefix))
     assert result["states"] == 12
-    assert "unary chains" in printed
+    assert "unary rules" in printed
     assert Parser.load(tmp_path / "run" / "model").parse(["dogs", "bark"]).leaves() == ["dogs", "bark"]
     with pytest.raises(InputError, match="needs a grammar: berkeley="):
         import_job(None)

@@ -136,7 +136,7 @@ def test_the_story_from_the_command_line(tmp_path):
     for text in ("What the labels hide", "Scores on dev", "A sentence parsed wrong", "tensorboard --logdir"):
         assert text in done.stdout
     result = json.loads((tmp_path / "out/result.json").read_text())
-    assert "treebank PCFG: 64 states" in done.stdout
+    assert "treebank PCFG: 50 states" in done.stdout
     assert 88 < result["f1"] < 97  # a treebank PCFG has 82
     assert result["fallbacks"] == 0
     for picture in ("tree.png", "chart.png"):

@@ -23,7 +23,7 @@ from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
-from lvpcfg.parser import Parser, _device
+from lvpcfg.parser import Parser, usable_device
 from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all
@@ -112,7 +112,6 @@ def estimate(trees: list[Tree], gold: list[Tree], config: Config, run: Run) -> M
     run.result |= {"seed": best.trainer.seed, "train_seconds": sum(training.seconds for training in trainings)}
     if len(trainings) > 1:
         run.say(f"The best of {len(trainings)} restarts is the one with seed {best.trainer.seed}.")
-    run.say(f"The model is in {run.folder / 'model'}.")
     return model
 
 
@@ -132,7 +131,7 @@ class Training:
         self.gold, self.config, self.run, self.rivals = gold, config, run, rivals
         self.words, self.suffix = int(treebank.lengths.sum()), _suffix(config, restart)
         self.path = _checkpoint_path(config, run, restart)
-        device = _device(config.device)
+        device = usable_device(config.device)
         self.trainer = Trainer(treebank, config.estimator, config.signature, config.seed + restart, device)
         self.records: list[Record] = []  # from time to time, the first for the treebank PCFG
         self.seconds = 0.0  # of all iterations
@@ -294,9 +293,7 @@ class Training:
 def report(model: Model, run: Run) -> None:
     """The size of a grammar, as a table and as figures."""
     grammar = model.grammar
-    sizes = {
-        "trees": int(model.provenance["trees"]),
-        "words": int(model.provenance["words"]),
+    sizes = {name: int(model.provenance[name]) for name in ("trees", "words") if name in model.provenance} | {
         "vocabulary": len(model.lexicon.words),
         "unknown_word_classes": len(model.lexicon.classes),
         "interminals": len(grammar.symbols.interminals),
@@ -308,3 +305,4 @@ def report(model: Model, run: Run) -> None:
     run.result.update(sizes)
     rows = [[name.replace("_", " "), f"{size:,}"] for name, size in sizes.items()]
     run.table(f"Grammar ({model.provenance['estimator']})", ["", "number"], rows)
+    run.say(f"The model is in {run.folder / 'model'}.")
