@@ -176,7 +176,8 @@ class Posteriors:
 
     def objective(self, decoder, nodes):
         if decoder == RECALL:
-            return sum(self.top[n.start, n.width, n.top] * self.real[n.top] for n in nodes)
+            tops = sum(self.top[n.start, n.width, n.top] * self.real[n.top] for n in nodes)
+            return tops + sum(self.bottom[n.start, n.width, n.bottom] for n in nodes if not n.split)
         parts = list(self.parts(nodes))
         if decoder == RULE_SUM:
             return sum(q for q, _ in parts)

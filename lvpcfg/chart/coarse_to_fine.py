@@ -80,10 +80,10 @@ class CoarseToFine:
         """What each edge and each leaf is worth to a tree."""
         leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
         possible = torch.where(edges > 0, 0.0, -math.inf)
-        if self.decoder == RECALL:  # the symbols above unary rules
+        if self.decoder == RECALL:  # the symbols above unary rules, and the tags
             step = self.is_step[forest.rule]
-            symbol = kept.symbol[torch.where(step, forest.parent, 0)]
-            return torch.where(step & self.real[symbol], parents, possible), torch.zeros_like(leaves)
+            above = kept.symbol[torch.where(step, forest.parent, 0)]
+            return torch.where(step & self.real[above], parents, 0) + possible, leaves
         if self.decoder == RULE_SUM:
             return possible + edges, torch.where(leaves > 0, leaves, -math.inf)
         if self.decoder == VARIATIONAL:

@@ -12,7 +12,8 @@ All but Viterbi and free recall are one recursion over symbols,
     best(a, i, j) = node(a, i, j) + max over a -> b c, k of  rule(a -> b c, i, k, j) + best(b, i, k) + best(c, k+1, j)
 
 with `rule` from the anchored posteriors. With unary rules each span has a bottom symbol and a top symbol, and
-the step between them, any number of unary rules or none, is scored as one rule.
+the step between them, any number of unary rules or none, is scored as one rule. Recall counts the top symbol of every
+span and the tag of every word: what stands between is free, so that it is not tempted into long chains.
 """
 
 import math
@@ -114,10 +115,10 @@ class SymbolChart:
         tag = self.symbols.tags(chart.word * outside.word)
         tag_top = self.symbols.tags(chart.word_top * outside.word_top)
         top = self.symbols.phrases(chart.top[0] * outside.top[0])
-        base = torch.zeros_like(tag) if self.decoder == RECALL else self._score(tag, tag)
+        base = tag.abs() if self.decoder == RECALL else self._score(tag, tag)
         self.word = base if chart.form.promotion is None else base + self._score(tag_top, tag_top)
         if self.decoder == RECALL:
-            self.word = tag_top.abs()
+            self.word = base + tag_top.abs()
         cell = torch.full_like(top, -math.inf)
         under = torch.zeros_like(cell, dtype=torch.int64)
         if chart.form.promotion is not None:
