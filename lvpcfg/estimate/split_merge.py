@@ -8,6 +8,8 @@ again. With w the relative frequency of a state, merging i and j loses
 since sum_k I_k O_k = 1 at every node of an observed tree.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -28,20 +30,25 @@ def split(
     def disturbed(values: Tensor) -> Tensor:
         return values * torch.exp(noise * torch.rand(len(values), generator=generator, dtype=values.dtype))
 
-    def split_rules(rules: Tensor) -> Tensor:
-        rule, states = _coordinates(new, rules)
-        factors = (new.sizes // latent.sizes)[rule]
-        return counts.rules[_places(latent, rule, states // factors)] / factors.prod(1)
-
-    widest = int(new.states.max())
-    chunks = torch.arange(len(new.rules)).split(max(1, CHUNK // widest**3))
-    rules = torch.cat([split_rules(chunk) for chunk in chunks])
     symbol = torch.repeat_interleave(new.states)
     state = torch.arange(len(symbol)) - new.first[symbol]
     root = counts.root[latent.first[symbol] + state // factor[symbol]] / factor[symbol]
     factors = factor[new.pair_tag][new.pair_of_value]
     lexical = counts.lexical[latent.pair_start[new.pair_of_value] + new.state_in_symbol // factors] / factors
-    return new, Counts(root, rules, lexical).map(disturbed)
+    return new, Counts(root, _split_rules(latent, new, counts.rules), lexical).map(disturbed)
+
+
+def _split_rules(latent: Latent, new: Latent, rules: Tensor) -> Tensor:
+    """What each number of `rules` is split into, in equal parts."""
+    old_starts, starts = starts_of(latent.sizes.prod(1)), starts_of(new.sizes.prod(1))
+    parts = rules.new_empty(int(starts[-1]))
+    shapes, shape_of = torch.cat([latent.sizes, new.sizes], 1).unique(dim=0, return_inverse=True)
+    for number, (x, y, z, *sizes) in enumerate(shapes.tolist()):
+        volume, i, j, k = math.prod(sizes), sizes[0] // x, sizes[1] // y, sizes[2] // z
+        for some in (shape_of == number).nonzero().split(max(1, CHUNK // volume)):
+            old = rules[old_starts[some] + torch.arange(x * y * z)].view(-1, x, 1, y, 1, z, 1)
+            parts[starts[some] + torch.arange(volume)] = (old / (i * j * k)).expand(-1, x, i, y, j, z, k).flatten(1)
+    return parts
 
 
 def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
@@ -70,7 +77,7 @@ def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Coun
     number = torch.arange(merged.shape[1]) - merged.cumsum(1)  # [symbols, states]
     new = latent.with_states(latent.states - chosen.view_as(losses).sum(1))
 
-    rule, states = _coordinates(latent, torch.arange(len(latent.rules)))
+    rule, states = _coordinates(latent)
     symbols = latent.rules[rule]
     states = torch.where(symbols < 0, 0, number[symbols, states])
     rules = counts.rules.new_zeros(int(new.sizes.prod(1).sum())).index_add(0, _places(new, rule, states), counts.rules)
@@ -83,12 +90,11 @@ def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Coun
     return new, Counts(root, rules, lexical), new.first[symbol] + state
 
 
-def _coordinates(latent: Latent, rules: Tensor) -> tuple[Tensor, Tensor]:
-    """The rule of each number that some rules have in `Counts.rules`, and its states [numbers, 3]."""
-    volume = latent.sizes[rules].prod(1)
-    place = torch.repeat_interleave(volume)
-    within = torch.arange(len(place)) - starts_of(volume)[place]
-    rule = rules[place]
+def _coordinates(latent: Latent) -> tuple[Tensor, Tensor]:
+    """The rule of each number of `Counts.rules`, and its states [numbers, 3]."""
+    volume = latent.sizes.prod(1)
+    rule = torch.repeat_interleave(volume)
+    within = torch.arange(len(rule)) - starts_of(volume)[rule]
     _, y, z = latent.sizes[rule].unbind(1)
     return rule, torch.stack([within // (y * z), within // z % y, within % z], 1)
 
