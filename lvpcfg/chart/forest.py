@@ -199,12 +199,13 @@ class Plan:
 
     def rule_gradients(self, scores: Scores, beta: Tensor) -> Tensor:
         """d log Z / d rules, summed over all edges in float64."""
-        sums = [torch.zeros(place.shape, dtype=torch.float64, device=self.device) for place in self.places]
+        total = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
         for tiles in self._steps(self.by_rule):
             rows = self._gradients(tiles, beta, scores.exponent)
             found = torch.bmm(rows.transpose(1, 2), self._outer(tiles, scores.alpha))
-            sums[tiles.shape].index_add_(0, tiles.rule, found.double())
-        return self.flat(sums)
+            place = self.places[tiles.shape].index_select(0, tiles.rule)
+            total.index_add_(0, place.flatten(), found.flatten().double())
+        return total[:-1]
 
     def edge_posteriors(self, weights: list[Tensor], scores: Scores, beta: Tensor) -> Tensor:
         """[edges]: sum over states of O(parent) T I(left) I(right) / Z."""

@@ -185,7 +185,7 @@ class Latent:
         lexical = posterior.new_zeros(len(parameters.lexical) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
-        counts = (rules.detach() * by_rules).cpu()
+        counts = by_rules.mul_(rules.detach()).cpu()
         rules, root = counts.split([len(parameters.rules), len(parameters.root)])
         return float(total.detach()), Counts(root, rules, lexical[:-1].cpu())
 
