@@ -25,7 +25,7 @@ from lvpcfg.chart.marginals import Marginals, marginals
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import LOGARITHMIC, Problem, log_partition, solve, total
 from lvpcfg.chart.sample import Sampler
-from lvpcfg.errors import InputError
+from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.normalise import TOP, normalise
@@ -80,15 +80,13 @@ class TreeDistribution:
 
     def topk(self, k: int) -> list[list[Derivation]]:
         """The k best derivations of each sentence, best first; fewer where there are fewer."""
-        if k < 1:
-            raise InputError(f"topk of {k}: expected 1, 2, ...")
+        _expect_number("topk", k)
         require_nonnegative(self._everything(), "topk")
         return self._best(k)
 
     def sample(self, samples: int = 1, generator: torch.Generator | None = None) -> list[list[Derivation]]:
         """Derivations drawn at random, independently, as many as asked for of each sentence."""
-        if samples < 1:
-            raise InputError(f"sample of {samples}: expected 1, 2, ...")
+        _expect_number("sample", samples)
         require_nonnegative(self._everything(), "sample")
         problem = Problem(self._plain.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
         drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
@@ -235,6 +233,11 @@ class SentCFG(TreeDistribution):
         leaf, weights, tops = (part.exp() for part in parts)
         form = dense(torch.cat([tops, tops.new_zeros(outer)]), weights)
         super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant.to(torch.float64))
+
+
+def _expect_number(what: str, number: int) -> None:
+    if type(number) is not int or number < 1:
+        raise InputError(f"{what} of {show(number)}: expected 1, 2, ...")
 
 
 def _largest(x: Tensor, dimension: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lvpcfg.chart.build import exact
-from lvpcfg.chart.coarse_to_fine import CoarseToFine, Found
+from lvpcfg.chart.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode import (
     DECODERS,
     FREE,
@@ -44,7 +44,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 15  # of the sentences of a batch, where charts are pruned
 THRESHOLD = 5e-5  # symbols of spans with a smaller posterior are pruned
-LOOSER = 1e-3  # times the threshold, for sentences of which it left nothing
+LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
 
 
 @dataclass(frozen=True)
@@ -215,36 +215,46 @@ class Parser(ParserI):  # type: ignore[misc]
         ]
 
     def _parse_pruned(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
-        """Coarse to fine; what the coarse grammar loses is tried again with a lower threshold, and then with none."""
-        found: dict[int, Found] = {}
+        """Coarse to fine. What pruning loses is tried again with lower thresholds, and then in whole charts, or,
+        since a product has none, in forests of which nothing is dropped."""
+        found: dict[int, Parse] = {}
         waiting = list(range(len(sentences)))
-        for threshold in (self.prune, self.prune * LOOSER, 0.0):
+        product = len(self.models) > 1
+        for factor in (*LOOSER, 0) if product else LOOSER:
             if waiting:
-                self.counts.looser += len(waiting) if threshold < self.prune else 0
-                some = [sentences[number] for number in waiting]
-                words = [
-                    grammar.lexical.lookup(
-                        torch.tensor(
-                            [entry for words in some for entry in model.lexicon.encode(words)], device=self.device
-                        )
-                    )
-                    for model, grammar in zip(self.models, self._grammars, strict=True)
-                ]
-                lengths = torch.tensor([len(words) for words in some], device=self.device)
-                parses = self._coarse_to_fine.parse(words, lengths, threshold, probabilities)
-                found.update(zip(waiting, parses, strict=True))
-                waiting = [number for number in waiting if found[number].skeleton is None]
-        self.counts.sentences += len(sentences)
-        self.counts.fallbacks += len(waiting)
+                parses = self._parse_forests(
+                    [sentences[number] for number in waiting], self.prune * factor, probabilities
+                )
+                found |= {number: parse for number, parse in zip(waiting, parses, strict=True) if parse is not None}
+                waiting = [number for number in waiting if number not in found]
+                self.counts.looser += len(waiting) if factor == 1 else 0
+        self.counts.sentences += len(found)
+        for number in waiting:
+            if product:
+                self.counts.sentences += 1
+                self.counts.fallbacks += 1
+                found[number] = Parse(self._flat(sentences[number]), -math.inf, 0.0, -math.inf, True)
+            else:
+                (found[number],) = self._parse_batch([sentences[number]], probabilities)
+        return [found[number] for number in range(len(sentences))]
+
+    def _parse_forests(
+        self, sentences: list[Sequence[str]], threshold: float, probabilities: bool
+    ) -> list[Parse | None]:
+        words = []
+        for model, grammar in zip(self.models, self._grammars, strict=True):
+            entries = [entry for sentence in sentences for entry in model.lexicon.encode(sentence)]
+            words.append(grammar.lexical.lookup(torch.tensor(entries, device=self.device)))
+        lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
         return [
-            Parse(
-                self._tree(one.skeleton, words),
-                one.log_prob,
-                _ratio(one.log_prob, one.log_z),
-                one.log_z,
-                one.skeleton is None,
+            None
+            if one.skeleton is None
+            else Parse(
+                self._tree(one.skeleton, sentence), one.log_prob, _ratio(one.log_prob, one.log_z), one.log_z, False
             )
-            for words, one in zip(sentences, (found[number] for number in range(len(sentences))), strict=True)
+            for one, sentence in zip(
+                self._coarse_to_fine.parse(words, lengths, threshold, probabilities), sentences, strict=True
+            )
         ]
 
     @cached_property

@@ -182,6 +182,9 @@ def skeletons(forest: Forest, kept: Kept, chosen: Tensor) -> list[Skeleton | Non
         waiting = [left[edge[top]]] if edge[top] >= 0 else []
         while waiting:
             above = waiting.pop()
+            if edge[above] < 0:  # what was chosen above it underflowed
+                nodes = []
+                break
             below = left[edge[above]]
             children = (left[edge[below]], right[edge[below]]) if edge[below] >= 0 else ()
             split = width[children[0]] if children else 0

@@ -176,18 +176,18 @@ class Latent:
         same = (branches.unsqueeze(2) == branches.unsqueeze(1)).double()
         return (1 - weight) * torch.eye(widest, dtype=torch.float64) + weight * same / same.sum(2, keepdim=True)
 
-    def expect(self, parameters: Counts) -> tuple[float, Counts]:
-        """The E-step: log p(trees) and the expected counts."""
-        rules, leaf = self._inputs(parameters)
+    def expect(self, counts: Counts, smoothing: Smoothing | None = None) -> tuple[float, Counts]:
+        """The E-step: log p(trees) and the expected counts under the parameters that `counts` make."""
+        rules, leaf = self._inputs(self.parameters(counts, smoothing))
         total = log_likelihood(self.plan, rules.requires_grad_(), leaf.requires_grad_()).sum()
         by_rules, by_leaf = torch.autograd.grad(total, [rules, leaf])
         posterior = (leaf * by_leaf).detach().double()  # [words, states]
-        lexical = posterior.new_zeros(len(parameters.lexical) + 1)
+        lexical = posterior.new_zeros(len(counts.lexical) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
-        counts = by_rules.mul_(rules.detach()).cpu()
-        rules, root = counts.split([len(parameters.rules), len(parameters.root)])
-        return float(total.detach()), Counts(root, rules, lexical[:-1].cpu())
+        found = by_rules.mul_(rules.detach()).cpu()
+        of_rules, root = found.split([len(counts.rules), len(counts.root)])
+        return float(total.detach()), Counts(root, of_rules, lexical[:-1].cpu())
 
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
         """alpha and beta of all nodes, [nodes, states]; their products are the posteriors of states."""

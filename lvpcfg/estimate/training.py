@@ -31,7 +31,7 @@ from lvpcfg.trees.lexicon import build_lexicon
 from lvpcfg.trees.treebank import Treebank
 
 EM, SPLIT, MERGE, SMOOTH = "em", "split", "merge", "smooth"
-ROUNDING = 1e-6  # of the log-likelihood: scores on trees are float32
+ROUNDING = 1e-6  # of the log-likelihood, and for each node: scores on trees are float32
 
 
 @dataclass
@@ -110,6 +110,10 @@ def check(options: Options) -> None:
         least = 1 if name in ("states", "cycles", "iterations", "split_iterations", "merge_iterations") else 0
         if not value >= least:  # so that NaN is refused too
             raise InputError(f"estimator.{name} is {value}: expected {least} or more.")
+        if name == "noise" and value > 100:
+            raise InputError(
+                f"estimator.noise is {value}: expected 100 at the most, since exp of it is multiplied with."
+            )
         if name in ("merged", "smooth_rules", "smooth_words") and value > 1:
             raise InputError(f"estimator.{name} is {value}: expected a fraction, 0 to 1.")
 
@@ -143,7 +147,7 @@ class Trainer:
         rare = options.rare if isinstance(options, EMOptions | SplitMergeOptions) else 0
         self.latent, self.counts = observed_counts(treebank, self.lexicon, unseen, rare, torch.device(device))
         self.hierarchy = torch.zeros(0, len(treebank.symbols), dtype=torch.int64)
-        self.steps, self.done = steps(options), 0
+        self.steps, self.done, self.nodes = steps(options), 0, len(treebank.symbol)
         self.log_likelihood = -torch.inf
 
     @property
@@ -161,11 +165,11 @@ class Trainer:
     def _iterate(self, step: Step) -> None:
         if step.iteration == 1:
             self._begin(step)
-        log_likelihood, self.counts = self.latent.expect(self.latent.parameters(self.counts, self.smoothing(step)))
+        log_likelihood, self.counts = self.latent.expect(self.counts, self.smoothing(step))
         if not log_likelihood > -torch.inf:
             raise InputError(f"a tree of the treebank became impossible at {step}: its probability underflowed.")
         fell = self.log_likelihood - log_likelihood
-        if step.phase != SMOOTH and step.iteration > 1 and fell > ROUNDING * abs(log_likelihood):
+        if step.phase != SMOOTH and step.iteration > 1 and fell > ROUNDING * (abs(log_likelihood) + self.nodes):
             raise InputError(
                 f"the log-likelihood fell at {step}, from {self.log_likelihood:.3f} to {log_likelihood:.3f}: "
                 "this cannot happen in exact arithmetic."

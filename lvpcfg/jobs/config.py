@@ -79,9 +79,11 @@ class Config:
         check(self.estimator)
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
-        named = self.model if isinstance(self.model, list) else [self.model]
-        if not all(isinstance(name, str | None) for name in named) or not named:
+        named = self.model if isinstance(self.model, list) else [] if self.model is None else [self.model]
+        if not all(isinstance(name, str) for name in named) or self.model == []:
             raise InputError(f"model is {show(self.model)}: expected a folder, or a list of folders, [A,B,C].")
+        if not 0 <= self.prune < 1:
+            raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
         for name in ("threads", "restarts", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: expected 1, 2, ...")

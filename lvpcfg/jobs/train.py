@@ -67,8 +67,9 @@ def _look_around(config: Config, run: Run) -> None:
         )
     if config.resume and not checkpoints:
         run.say(f"There is no checkpoint in {run.folder}: training begins anew.")
-    for left in run.folder.glob("**/.*.tmp"):
-        left.unlink()
+    if checkpoints:
+        for left in (*run.folder.glob(".checkpoint*.tmp"), *run.folder.glob("model*/.model.*.tmp")):
+            left.unlink()
 
 
 def _checkpoint_path(config: Config, run: Run, restart: int) -> Path:
@@ -202,7 +203,7 @@ class Training:
         try:
             yield
         except BaseException as reason:
-            if self.trainer.steps:
+            if self.checkpoint.about["done"]:
                 self.checkpoint.save(self.path)
                 if isinstance(reason, KeyboardInterrupt | SystemExit):
                     done, folder = self.checkpoint.about["done"], shlex.quote(f"hydra.run.dir={self.run.folder}")
@@ -228,7 +229,7 @@ class Training:
         trainer = self.trainer
         log_likelihood = trainer.log_likelihood
         if not trainer.done:  # no iteration has found it out
-            log_likelihood, _ = trainer.latent.expect(trainer.latent.parameters(trainer.counts))
+            log_likelihood, _ = trainer.latent.expect(trainer.counts)
         return {
             "iterations": trainer.done,
             "states": int(trainer.latent.states.sum()),
