@@ -67,9 +67,8 @@ def _look_around(config: Config, run: Run) -> None:
         )
     if config.resume and not checkpoints:
         run.say(f"There is no checkpoint in {run.folder}: training begins anew.")
-    if checkpoints:
-        for left in (*run.folder.glob(".checkpoint*.tmp"), *run.folder.glob("model*/.model.*.tmp")):
-            left.unlink()
+    for left in (*run.folder.glob(".checkpoint*.tmp"), *run.folder.glob("model*/.model.*.tmp")):
+        left.unlink()
 
 
 def _checkpoint_path(config: Config, run: Run, restart: int) -> Path:
@@ -203,7 +202,7 @@ class Training:
         try:
             yield
         except BaseException as reason:
-            if self.checkpoint.about["done"]:
+            if self.trainer.steps:
                 self.checkpoint.save(self.path)
                 if isinstance(reason, KeyboardInterrupt | SystemExit):
                     done, folder = self.checkpoint.about["done"], shlex.quote(f"hydra.run.dir={self.run.folder}")
