@@ -280,10 +280,13 @@ def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[lis
 def _places(sizes: np.ndarray, starts: np.ndarray, beyond: int, shape: Shape) -> np.ndarray:
     """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
     x, y, z = np.meshgrid(*map(np.arange, shape), indexing="ij")
-    mx, my, mz = (sizes[:, i].reshape(-1, 1, 1, 1) for i in range(3))
-    place = starts.reshape(-1, 1, 1, 1) + (x * my + y) * mz + z
-    place = np.where((x < mx) & (y < my) & (z < mz), place, beyond)
-    return place.reshape(len(sizes), shape[0], -1).astype(np.int32 if beyond < 2**31 else np.int64)
+    places = np.empty((len(sizes), *shape), dtype=np.int32 if beyond < 2**31 else np.int64)
+    some = max(1, CHUNK // x.size)  # rules at a time: with many states, this is much of the memory there is
+    for begin in range(0, len(sizes), some):
+        mx, my, mz = (sizes[begin : begin + some, i].reshape(-1, 1, 1, 1) for i in range(3))
+        place = starts[begin : begin + some].reshape(-1, 1, 1, 1) + (x * my + y) * mz + z
+        places[begin : begin + some] = np.where((x < mx) & (y < my) & (z < mz), place, beyond)
+    return places.reshape(len(sizes), shape[0], -1)
 
 
 def _tiled(rule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
