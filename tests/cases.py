@@ -30,6 +30,12 @@ class Case:
         return torch.rand(length, batch, preterminals, generator=generator, dtype=dtype)
 
 
+def no_words(states: int) -> LexicalTable:
+    """For grammars whose words are given as numbers."""
+    nothing, one = torch.zeros(0), torch.zeros(1).long()
+    return LexicalTable(torch.zeros(2).long(), nothing.long(), nothing, torch.ones(1), one, torch.ones(1, states), 0)
+
+
 def make_grammar(
     states: tuple[int, ...], rules: list[tuple[int, int, int]], unary: bool, signed: bool, seed: int
 ) -> Grammar:
@@ -47,7 +53,6 @@ def make_grammar(
     )
     unary_rules = unary_rules.reshape(-1, 2)
     outer = states[2] + states[3]
-    nothing = torch.zeros(0)
     return Grammar(
         symbols=Symbols(("S", "@A"), ("N", "V")),
         states=m,
@@ -56,15 +61,7 @@ def make_grammar(
         root=random(sum(states)),
         binary=random(int(m[binary_rules].prod(1).sum())),
         unary=random(int(m[unary_rules].prod(1).sum())) * 0.1,
-        lexical=LexicalTable(
-            torch.zeros(2).long(),
-            nothing.long(),
-            nothing,
-            torch.ones(1),
-            torch.zeros(1).long(),
-            torch.ones(1, outer),
-            0,
-        ),
+        lexical=no_words(outer),
     )
 
 

@@ -8,7 +8,7 @@ import nltk
 import pytest
 import torch
 import torch_struct
-from cases import FORMS, WITH_GRAMMAR, Case, Posteriors, listable, make, of_grammar, small
+from cases import FORMS, WITH_GRAMMAR, Case, Posteriors, listable, make, no_words, of_grammar, small
 from enumeration import derivations
 from enumeration import total as weight_of
 from hypothesis import given, settings
@@ -49,7 +49,6 @@ from lvpcfg.chart.partition import (
 from lvpcfg.distributions import Skeletal, TreeDistribution
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.treebank import Symbols
 
 F64 = torch.float64
@@ -74,7 +73,6 @@ def plain_grammar(inner, outer, binary, unary=(), root=None) -> Grammar:
     def values(some):
         return torch.tensor([rule[-1] for rule in some], dtype=F64)
 
-    nothing = torch.zeros(0)
     return Grammar(
         symbols=Symbols(tuple(inner), tuple(outer)),
         states=torch.ones(len(number)).long(),
@@ -83,15 +81,7 @@ def plain_grammar(inner, outer, binary, unary=(), root=None) -> Grammar:
         root=torch.tensor([float(name == (root or inner[0])) for name in number], dtype=F64),
         binary=values(binary),
         unary=values(unary),
-        lexical=LexicalTable(
-            torch.zeros(2).long(),
-            nothing.long(),
-            nothing,
-            torch.ones(1),
-            torch.zeros(1).long(),
-            torch.ones(1, len(outer)),
-            0,
-        ),
+        lexical=no_words(len(outer)),
     )
 
 
