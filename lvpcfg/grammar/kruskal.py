@@ -1,0 +1,31 @@
+"""Kruskal form, T = sum_rho u_rho v_rho w_rho: of one tensor, or of each of a batch of tensors of one shape."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """U, V, W with rows u_rho, v_rho, w_rho; the weight of a term is in its u."""
+
+    u: Tensor  # [..., rank, x]: parent
+    v: Tensor  # [..., rank, y]: left child
+    w: Tensor  # [..., rank, z]: right child
+
+    @property
+    def rank(self) -> int:
+        return self.u.shape[-2]
+
+    def tensor(self) -> Tensor:
+        """T written out, [..., x, y, z]."""
+        return torch.einsum("...rx,...ry,...rz->...xyz", self.u, self.v, self.w)
+
+    def squared_norm(self) -> Tensor:
+        """||T||_F^2, without writing T out."""
+        grams = (factor @ factor.transpose(-1, -2) for factor in (self.u, self.v, self.w))
+        product = torch.ones((), dtype=self.u.dtype, device=self.u.device)
+        for gram in grams:
+            product = product * gram
+        return product.sum((-1, -2))
