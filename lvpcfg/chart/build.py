@@ -48,8 +48,9 @@ def exact(grammar: Grammar) -> RuleTensors:
         group = (keys == key).all(1).nonzero().squeeze(1)
         if whole:
             place = begin[group] + torch.arange(x * y * z)
-            place = place.view((x, y * z) if kind == INNER else (x, y, z)).to(device)
-            blocks.append(Whole(kind, (x, y, z), group.to(device), place))
+            place = place.view(x, y * z) if kind == INNER else place.view(x, y, z)
+            place = place if kind in (INNER, AFTER) else place.transpose(0, 1)
+            blocks.append(Whole(kind, (x, y, z), group.to(device), place.to(device)))
             continue
         group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
         lanes = y * z if kind in (INNER, WORDS) else x * max(y, z)

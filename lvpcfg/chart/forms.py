@@ -19,6 +19,7 @@ states for each symbol, or one dense tensor (one symbol whose states are all the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -28,7 +29,6 @@ from lvpcfg.chart.algebra import SUM, Log, Sum
 
 Algebra = Sum | Log
 AddProduct = Callable[[Tensor, Tensor], None]
-CHUNK = 1 << 19  # numbers, to be used while they are in a cache
 INNER, BEFORE, AFTER, WORDS = "inner", "before", "after", "words"  # which children are words
 
 
@@ -67,7 +67,7 @@ class Block:
         picked = _product(SUM, gradient.flatten(2), weights.transpose(1, 2))
         return _deposit(picked, self.left if self.kind == BEFORE else self.right, word.shape[1])
 
-    def undo_weights(self, word: Tensor, gradient: Tensor, room: Tensor | None) -> Tensor:
+    def undo_weights(self, word: Tensor, gradient: Tensor) -> Tensor:
         """The same for the weights."""
         picked = select(word, self.left if self.kind == BEFORE else self.right)
         return torch.bmm(picked.transpose(1, 2), gradient.flatten(2))
@@ -194,7 +194,8 @@ class Whole:
     rules: Tensor  # [1]
     places: Tensor | None  # in `Grammar.binary`, in the shape of the weights
 
-    # The weights are [x, y, z], and [x, y * z] where no child is a word; there may be more rows than x.
+    # The weights are [x, y * z] where no child is a word, and there may be more rows than x; [x, y, z] where the right
+    # child is one, and else [y, x, z]: such that a word is filled in by one product.
 
     @property
     def filled(self) -> bool:
@@ -203,27 +204,25 @@ class Whole:
 
     def table(self, algebra: Algebra, word: Tensor, weights: Tensor) -> Tensor:
         """The rules with each word filled in: [words, x, states of the other child]."""
-        matrices = weights.transpose(-1, -2) if self.kind == AFTER else weights  # [x, states of the word, of the other]
-        return algebra.matmul(word.unsqueeze(-3), matrices).transpose(-2, -3)
+        x, y, z = self.shape
+        return algebra.matmul(word, self._by_word(weights)).unflatten(-1, (x, y if self.kind == AFTER else z))
 
-    def apply(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
-        """The parent cells, [cells, x]; arguments as those of a `Block`."""
+    def _by_word(self, weights: Tensor) -> Tensor:
+        """[states of the word, x * states of the other child]"""
+        return weights.flatten(-3, -2).transpose(-1, -2) if self.kind == AFTER else weights.flatten(-2)
+
+    def apply(
+        self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor, room: Tensor | None = None
+    ) -> Tensor:
+        """The parent cells, [cells, x]; arguments as those of a `Block`, and room for products."""
         if self.filled:
             return algebra.matmul(algebra.scale(two, align).unsqueeze(-2), one.transpose(-1, -2)).squeeze(-2)
-        return self.lift(algebra, self.products(algebra, one, two, align), weights)
-
-    def lift(self, algebra: Algebra, products: Tensor, weights: Tensor) -> Tensor:
-        return algebra.matmul(products, weights.transpose(-1, -2)).narrow(-1, 0, self.shape[0])
-
-    def products(
-        self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, room: Tensor | None = None
-    ) -> Tensor:
-        """The products of the children's states, summed over the splits, [cells, y * z]; in `room` if there is one."""
-        left = algebra.scale(left, align).transpose(-1, -2)
+        left = algebra.scale(one, align).transpose(-1, -2)
         if room is None:
-            return algebra.matmul(left, right).flatten(-2)
-        torch.bmm(left, right, out=room.unflatten(-1, self.shape[1:]))
-        return room
+            outer = algebra.matmul(left, two)  # [cells, y, z]: the children's states, summed over the splits
+        else:
+            outer = torch.bmm(left, two, out=room.view(-1, *self.shape[1:]))
+        return algebra.matmul(outer.flatten(-2), weights.transpose(-1, -2)).narrow(-1, 0, self.shape[0])
 
     def undo(
         self,
@@ -234,7 +233,7 @@ class Whole:
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
         add: AddProduct | None,
-        room: Tensor | None,
+        room: Tensor | None = None,
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic, with room for products.
 
@@ -246,29 +245,31 @@ class Whole:
             torch.mul(gradient, align, out=into_one)
             into_two.add_(torch.bmm(into_one.unsqueeze(-2), one).squeeze(-2))
             return
+        one = one * align
+        room = gradient.new_empty(len(gradient), weights.shape[1]) if room is None else room
+        outer = room.view(-1, *self.shape[1:])  # [cells, y, z]
         if add is not None:
-            add(gradient.T, self.products(SUM, one, two, align, room))
-        weights = weights.narrow(0, 0, self.shape[0])
-        outer = torch.mm(gradient, weights, out=room).unflatten(-1, self.shape[1:])  # [cells, y, z]
+            torch.bmm(one.transpose(-1, -2), two, out=outer)
+            add(gradient.T, room)
+        torch.mm(gradient, weights.narrow(0, 0, self.shape[0]), out=room)
         into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)
-        into_two.add_(torch.bmm(one * align, outer))
+        into_two.add_(torch.bmm(one, outer))
 
     def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
         """The weights with some parent states, [choices, y, z]."""
-        return weights[x].unflatten(-1, self.shape[1:]) if self.kind == INNER else weights[x]
+        if self.kind == INNER:
+            return weights[x].unflatten(-1, self.shape[1:])
+        return weights[x] if self.kind == AFTER else weights[:, x].transpose(0, 1)
 
     def undo_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
         """Backwards through `table` in ordinary arithmetic: the gradient of the words."""
-        matrices = weights if self.kind == AFTER else weights.transpose(1, 2)  # [x, states of the other, of the word]
-        some = max(1, CHUNK // (len(gradient) * matrices.shape[2]))  # of x at a time
-        parts = zip(gradient.transpose(0, 1).split(some), matrices.split(some), strict=True)
-        return SUM.add([torch.bmm(*part).sum(0) for part in parts])
+        return torch.mm(gradient.flatten(1), self._by_word(weights).T)
 
-    def undo_weights(self, word: Tensor, gradient: Tensor, room: Tensor | None) -> Tensor:
-        """The same for the weights, written into `room` if there is one."""
-        gradient, word = gradient.transpose(0, 1), word.expand(self.shape[0], -1, -1)
-        left, right = (gradient, word) if self.kind == AFTER else (word, gradient)
-        return torch.bmm(left.transpose(1, 2), right, out=room)
+    def undo_weights(self, word: Tensor, gradient: Tensor) -> Tensor:
+        """The same for the weights."""
+        if self.kind == AFTER:
+            return torch.mm(gradient.flatten(1).T, word).unflatten(0, gradient.shape[1:])
+        return torch.mm(word.T, gradient.flatten(1)).unflatten(1, gradient.shape[1:])
 
     def anchored(self, outside: Tensor, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
         """As of a `Block`, [1, cells, splits]."""
@@ -313,11 +314,7 @@ class Form:
         """As it is best for charts in this algebra."""
         return self
 
-    def room(self) -> list[Tensor | None]:
-        """Where the gradients of the weights are to be written, if that matters."""
-        return [None] * len(self.weights)
-
-    def joined(self, weights: list[Tensor | None], room: list[Tensor | None]) -> list[Tensor | None]:
+    def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
         """From the gradients of the weights to those of the tensors."""
         return weights
 
@@ -330,7 +327,7 @@ class RuleTensors(Form):
     blocks: tuple[Block | Whole, ...]  # parallel to weights
     padded: bool  # cells end in a state that is always zero
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether the rules are whole tensors, without a choice of states."""
         return any(isinstance(block, Whole) for block in self.blocks)
@@ -360,9 +357,13 @@ class RuleTensors(Form):
 
     def table_of(self, term: int) -> int:
         """The place of a block among those that a word is filled in for."""
-        return sum(block.filled for block in self.blocks[:term])
+        return self._filled.index(term)
 
-    @property
+    @cached_property
+    def _filled(self) -> list[int]:
+        return [term for term, block in enumerate(self.blocks) if block.filled]
+
+    @cached_property
     def table_size(self) -> int:
         """Numbers that a word takes when it is filled into the rules."""
         filled = [block for block in self.blocks if block.filled]
@@ -408,26 +409,28 @@ class Dense(RuleTensors):
 
     def prepared(self, algebra: Algebra) -> "Dense":
         """Numbers of states that are no multiple of 8 make products slow: phrases get states that are always 0."""
-        phrases, *words = self.weights
+        phrases, after, before, words = self.weights
         block, *blocks = self.blocks
         if algebra is SUM:
             size = -(-self.interminals // 8) * 8
             block = replace(block, shape=(self.interminals, size, size))
             phrases = torch.nn.functional.pad(phrases, (0, size - self.interminals) * 3)
-        return replace(self, weights=(phrases.flatten(-2), *words), blocks=(block, *blocks))
+        before, words = (part.transpose(-2, -3).contiguous() for part in (before, words))
+        weights = (phrases.flatten(-2), after.contiguous(), before, words)
+        return replace(self, weights=weights, blocks=(block, *blocks))
 
-    def room(self) -> list[Tensor | None]:
-        return [*quarters(torch.empty_like(self.rules), self.interminals)]
-
-    def joined(self, weights: list[Tensor | None], room: list[Tensor | None]) -> list[Tensor | None]:
-        for gradient, place in zip(weights, room, strict=True):
-            assert place is not None
+    def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
+        rules = torch.empty_like(self.rules)
+        places = quarters(rules, self.interminals)
+        places[2:] = [place.transpose(-3, -2) for place in places[2:]]
+        for gradient, place in zip(weights, places, strict=True):
             if gradient is None:
                 place.zero_()
-            elif gradient is not place:
-                gradient = gradient.unflatten(-1, (-1, self.lanes[0])) if gradient.dim() < place.dim() else gradient
-                place.copy_(gradient.narrow(-2, 0, place.shape[-2]).narrow(-1, 0, place.shape[-1]))
-        return [None if room[0] is None else room[0]._base]
+                continue
+            if gradient.dim() < place.dim():
+                gradient = gradient.unflatten(-1, self.blocks[0].shape[1:])
+            place.copy_(gradient.narrow(-2, 0, place.shape[-2]).narrow(-1, 0, place.shape[-1]))
+        return [rules]
 
 
 def quarters(rules: Tensor, interminals: int) -> list[Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,9 +40,20 @@ class Spans:
     def made(empty: Callable[..., Tensor], length: int, batch: int, lanes: int) -> "Spans":
         return Spans(empty((2, length * batch, length, lanes)), batch)
 
-    @property
+    @cached_property
     def length(self) -> int:
         return self.sides.shape[-2]
+
+    @cached_property
+    def _shape(self) -> tuple[tuple[int, ...], int, int]:
+        """Leading dimensions, rows and lanes."""
+        *lead, _, rows, _, lanes = self.sides.shape
+        return tuple(lead), rows, lanes
+
+    @cached_property
+    def _strides(self) -> tuple[tuple[int, ...], int, int, int, int]:
+        *lead, side, row, column, lane = self.sides.stride()
+        return tuple(lead), side, row, column, lane
 
     @property
     def left(self) -> Tensor:
@@ -60,9 +72,8 @@ class Spans:
 
     def own(self, width: int, lanes: int | None = None) -> Tensor:
         """The spans themselves, as left and as right children of others, [2, cells, lanes]; all lanes or the first."""
-        *lead, _, rows, _, all_lanes = self.sides.shape
+        (lead, rows, all_lanes), (skip, side, row, column, lane) = self._shape, self._strides
         lanes = all_lanes if lanes is None else lanes
-        *skip, side, row, column, lane = self.sides.stride()
         first = (width - 1) * self.batch
         left, right = (width - 1) * column, side + first * row + (self.length - width) * column
         return self.sides.as_strided((*lead, 2, rows - first, lanes), (*skip, right - left, row, lane), left)
@@ -81,9 +92,8 @@ class Spans:
 
     def _side(self, width: int, which: int, place: int, columns: int | None = None, lanes: int | None = None) -> Tensor:
         """One or more columns of the rows where spans of a width start (0) or end (1), [cells, (columns,) lanes]."""
-        *lead, _, rows, _, all_lanes = self.sides.shape
+        (lead, rows, all_lanes), (skip, side, row, column, lane) = self._shape, self._strides
         lanes = all_lanes if lanes is None else lanes
-        *skip, side, row, column, lane = self.sides.stride()
         first = (width - 1) * self.batch  # the row where the first span ends
         offset = place * column + which * (side + first * row)
         if columns is None:
@@ -196,14 +206,12 @@ class Chart:
     def apply(self, term: int, width: int) -> Tensor:
         """What a term brings to the cells of a width."""
         block, operands, weights = self.form.blocks[term], self.operands(term, width), self.form.weights[term]
-        if self.algebra is not SUM or not isinstance(block, Whole) or block.filled:
-            return block.apply(self.algebra, *operands, weights)
-        return block.lift(SUM, block.products(SUM, *operands, self.room(block, width)), weights)
+        if self.algebra is SUM and isinstance(block, Whole) and not block.filled:
+            return block.apply(SUM, *operands, weights, self.room(block, width))
+        return block.apply(self.algebra, *operands, weights)
 
-    def room(self, block: Whole, width: int) -> Tensor | None:
+    def room(self, block: Whole, width: int) -> Tensor:
         """For products of children of the spans of a width: the same for all widths, since new memory takes time."""
-        if block.filled:
-            return None
         rows, lanes = (self.length - width + 1) * self.batch, block.shape[1] * block.shape[2]
         if self._room is None or self._room.numel() < rows * lanes:
             self._room = self.word.new_empty(rows * lanes)

@@ -43,7 +43,6 @@ class Outside:
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
         self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
-        self.room = form.room() if parameters else self.weights
         with written_out(chart.algebra):
             self._begin(gradient)
             for width in range(chart.length, 1, -1):
@@ -51,9 +50,9 @@ class Outside:
             self._undo_words()
             for of_weights, place in [*self.factors]:
                 self._multiply_factors(self.weights if of_weights else self.tensors, place)
-        self.tensors += form.joined(self.weights, self.room) if parameters else [None] * len(form.tensors)
+        self.tensors += form.joined(self.weights) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
-        del self.tables, self.filled, self.words, self.factors, self.weights, self.room
+        del self.tables, self.filled, self.words, self.factors, self.weights
         chart.forget()
         self.top.reverse()
         self.bottom.reverse()
@@ -106,7 +105,7 @@ class Outside:
                 view.add_(part)
             return
         add = partial(_add_product, self.weights, term) if parameters else None
-        if isinstance(block, Whole):
+        if isinstance(block, Whole) and not block.filled:
             block.undo(*operands, weights, share, into, add, chart.room(block, width))
         else:
             block.undo(*operands, weights, share, into, add)
@@ -164,7 +163,8 @@ class Outside:
             return torch.zeros_like(self.chart.top[width - 1])
         lanes = self.spans.own(width)
         if not form.projects:
-            return lanes.sum(-3).narrow(-1, 0, form.interminals)
+            lanes = lanes.narrow(-1, 0, form.interminals)
+            return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
         lanes = lanes.movedim(-3, -2).flatten(-2)  # [cells, 2 rank]
         return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
 
@@ -219,7 +219,7 @@ class Outside:
                     into, words = (chart.window(x, 2, block.kind, -2) for x in (total, word))
                 into.add_(block.undo_table(words, form.weights[term], table))
                 if self.parameters:
-                    self.weights[term] = block.undo_weights(words, table, self.room[term])
+                    self.weights[term] = block.undo_weights(words, table)
         return total.narrow(-1, 0, chart.word.shape[-1])
 
     def _table(self, filled: Spans, kind: str) -> Tensor:
