@@ -218,10 +218,9 @@ class Whole:
         if self.filled:
             return algebra.matmul(algebra.scale(two, align).unsqueeze(-2), one.transpose(-1, -2)).squeeze(-2)
         left = algebra.scale(one, align).transpose(-1, -2)
-        if room is None:
-            outer = algebra.matmul(left, two)  # [cells, y, z]: the children's states, summed over the splits
-        else:
-            outer = torch.bmm(left, two, out=room.view(-1, *self.shape[1:]))
+        room = None if room is None else room.view(-1, *self.shape[1:])
+        # [cells, y, z]: the children's states, summed over the splits
+        outer = algebra.matmul(left, two) if room is None else torch.bmm(left, two, out=room)
         return algebra.matmul(outer.flatten(-2), weights.transpose(-1, -2)).narrow(-1, 0, self.shape[0])
 
     def undo(
