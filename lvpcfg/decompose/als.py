@@ -1,0 +1,248 @@
+"""Least-squares CP of many tensors at once, by alternating least squares (Cohen & Collins 2012, section 5).
+
+    min ||T - T^||_F,  T^ = sum_rho u_rho v_rho w_rho.  With V and W held fixed, U solves
+    G U = M,  G = V V^T * W W^T [rank, rank],  M_rho = T(v_rho, w_rho)
+
+and so for the other two; or, non-negative, one pass of HALS over the same equations (Cichocki & Phan 2009). The step
+is the proximal one, (G + e I) U = M + e U_before: along the null space of G it stays where it is, and the solutions
+are its fixed points whatever e is. Sweeps over U, V and W start ahead of where the last one ended, by Nesterov's
+momentum, which begins anew for each tensor whose error rose (Mitchell, Ye & De Sterck 2020): a third of the sweeps.
+
+All is done in float64, where G of nearly parallel terms can still be solved.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lvpcfg.errors import InputError, expect
+from lvpcfg.grammar.kruskal import Factors
+
+STARTS = ("hosvd", "random")
+ROUND = 10  # sweeps between two looks at the errors
+NOISE = 1e-2  # on singular vectors: a term whose T(v_rho, w_rho) is zero would stay zero for ever
+EPSILON = torch.finfo(torch.float64).eps
+CACHE = 1 << 21  # bytes of tensors that are swept over together on a CPU
+MEMORY = 1 << 28  # and elsewhere
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    factors: Factors  # of the batch; rows of v and w have length 1
+    error: Tensor  # [batch]: gamma = ||T - T^||_F, float64
+    iterations: Tensor  # [batch]: sweeps from the start that was best
+
+
+def als(
+    tensors: Tensor,
+    rank: int,
+    iterations: int = 200,
+    tolerance: float = 1e-2,
+    start: str = "hosvd",
+    restarts: int = 0,
+    nonnegative: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """The Kruskal form of each of a batch of tensors, [batch, x, y, z], in their floating-point type.
+
+    A tensor is done when ten sweeps take less than a share `tolerance` off its error, or after `iterations` sweeps.
+    The best of `start` and of `restarts` random starts is kept. `progress` is called with the numbers of tensors as
+    they are done, which sum to batch * (restarts + 1).
+    """
+    expect("start", start, STARTS)
+    shape = " x ".join(map(str, tensors.shape))
+    if tensors.ndim != 4 or not tensors.is_floating_point() or 0 in tensors.shape[1:]:
+        raise InputError(f"the tensors are {shape} of {tensors.dtype}: expected batch x y z of real numbers.")
+    if not bool(tensors.isfinite().all()):
+        raise InputError(f"the tensors, {shape}, hold numbers that are not finite.")
+    if rank < 1:
+        raise InputError(f"the rank is {rank}: expected at least 1.")
+    generator = torch.Generator().manual_seed(seed)
+    problem = _Problem(tensors, rank, nonnegative)
+    best = problem.descend(problem.start(start, generator), iterations, tolerance, progress)
+    for _ in range(restarts):
+        other = problem.descend(problem.start("random", generator), iterations, tolerance, progress)
+        better = other.error < best.error
+        best = _Descent(*(torch.where(_beside(better, new), new, old) for new, old in zip(other, best, strict=True)))
+    return problem.fit(best)
+
+
+class _Descent(NamedTuple):
+    rows: Tensor  # [batch, rank, x + y + z]: u, v and w side by side
+    error: Tensor  # [batch]
+    sweeps: Tensor  # [batch]
+
+
+class _Problem:
+    """Tensors divided by their largest entries: the same problem at any scale."""
+
+    def __init__(self, tensors: Tensor, rank: int, nonnegative: bool) -> None:
+        self.tensors, self.rank, self.nonnegative = tensors, rank, nonnegative
+        self.sizes = tensors.shape[1:]
+        largest = torch.linalg.vector_norm(tensors, torch.inf, (1, 2, 3)).double()
+        self.scale = torch.where(largest > 0, largest, 1)
+        self.all = torch.arange(len(tensors), device=tensors.device)
+        each = max(rank, tensors.shape[1]) * tensors.shape[2] * tensors.shape[3] * 8
+        self.at_once = max(1, (CACHE if tensors.device.type == "cpu" else MEMORY) // each)
+
+    def scaled(self, places: Tensor) -> Tensor:
+        return self.tensors[places] / _beside(self.scale[places], self.tensors)
+
+    def start(self, kind: str, generator: torch.Generator) -> Tensor:
+        """u = 0, v and w of length 1; what is random is the same for every tensor and on every device."""
+        random = normalize(torch.randn(2, self.rank, max(self.sizes), generator=generator, dtype=torch.float64), dim=2)
+        random = random.to(self.tensors.device)
+        x, y, z = self.sizes
+        rows = self.scale.new_zeros(len(self.tensors), self.rank, x + y + z)
+        rows[:, :, x : x + y], rows[:, :, x + y :] = random[0, :, :y], random[1, :, :z]
+        if kind == "hosvd":
+            for places in self.all.split(self.at_once):
+                scaled = self.scaled(places)
+                rows[places, : min(self.rank, y), x : x + y] += _leading(scaled.transpose(1, 2), self.rank) / NOISE
+                rows[places, : min(self.rank, z), x + y :] += _leading(scaled.transpose(1, 3), self.rank) / NOISE
+        if self.nonnegative:
+            rows = rows.abs()
+        return _balanced(*rows.split(self.sizes, 2))
+
+    def descend(self, rows: Tensor, iterations: int, tolerance: float, progress: Progress | None) -> _Descent:
+        """Round by round, each tensor as long as it gets better."""
+        error = torch.cat([_length(self.scaled(places)) for places in self.all.split(self.at_once)])  # of T^ = 0
+        sweeps = torch.zeros_like(self.all)
+        state = _State(rows, rows.clone(), torch.ones_like(error), torch.zeros_like(error))
+        going = self.all
+        for begin in range(0, iterations, ROUND):
+            end = min(begin + ROUND, iterations)
+            still = []
+            for places in going.split(self.at_once):
+                scaled = self.scaled(places)
+                new = _State(*(part[places] for part in state))
+                for _ in range(begin, end):
+                    new = _sweep(scaled, new, self.nonnegative)
+                before, after = error[places], _error(scaled, *new.rows.split(self.sizes, 2))
+                less = after < before
+                better = places[less]
+                for part, values in zip(state, new, strict=True):
+                    part[better] = values[less]
+                error[better], sweeps[better] = after[less], end
+                still.append(places[after < (1 - tolerance) * before])
+            if progress is not None:
+                progress(len(going) - sum(map(len, still)))
+            going = torch.cat(still)
+            if not len(going):
+                break
+        if progress is not None:
+            progress(len(going))
+        return _Descent(state.rows, error, sweeps)
+
+    def fit(self, best: _Descent) -> Fit:
+        """Of the tensors as they were given."""
+        rows = torch.where(best.rows > EPSILON, best.rows, 0) if self.nonnegative else best.rows
+        u, v, w = rows.split(self.sizes, 2)
+        u, v, w = (part.to(self.tensors.dtype) for part in (u * _beside(self.scale, u), v, w))
+        errors = []
+        for places in self.all.split(self.at_once):
+            scale = self.scale[places]
+            left = u[places] / _beside(scale, u)
+            errors.append(scale * _error(self.scaled(places), left, v[places].double(), w[places].double()))
+        return Fit(Factors(u, v, w), torch.cat(errors), best.sweeps)
+
+
+class _State(NamedTuple):
+    rows: Tensor  # [batch, rank, x + y + z]
+    before: Tensor  # a sweep earlier
+    time: Tensor  # [batch]: t of Nesterov's sequence
+    loss: Tensor  # [batch]: ||T - T^||^2 - ||T||^2, cheap but good to seven digits of ||T|| alone
+
+
+def _sweep(tensors: Tensor, state: _State, nonnegative: bool) -> _State:
+    """U, V and W once; their lengths are handed on, so that the rows of the other two have length 1."""
+    sizes = tensors.shape[1:]
+    solve = _hals if nonnegative else _least_squares
+    following = (1 + (1 + 4 * state.time.square()).sqrt()) / 2
+    momentum = _beside((state.time - 1) / following, state.rows)
+    ahead = state.rows + momentum * (state.rows - state.before)
+    if nonnegative:
+        ahead = ahead.clamp_min(0)
+    u, v, w = _balanced(*ahead.split(sizes, 2)).split(sizes, 2)
+
+    slices = tensors.flatten(2)  # [batch, x, y z]
+    pairs = (v.unsqueeze(3) * w.unsqueeze(2)).flatten(2)  # [batch, rank, y z]
+    u = solve(_gram(v) * _gram(w), pairs @ slices.mT, u)
+    u, v = _hand_on(u, v)
+    projected = (u @ slices).unflatten(2, sizes[1:])  # [batch, rank, y, z]
+    v = solve(_gram(u) * _gram(w), (projected @ w.unsqueeze(3)).squeeze(3), v)
+    v, w = _hand_on(v, w)
+    gram, right = _gram(u) * _gram(v), (v.unsqueeze(2) @ projected).squeeze(2)
+    w = solve(gram, right, w)
+    loss = (gram * _gram(w)).sum((1, 2)) - 2 * (right * w).sum((1, 2))
+    w, u = _hand_on(w, u)
+
+    fell = loss <= state.loss + 100 * EPSILON * loss.abs()
+    rows = torch.where(_beside(fell, ahead), torch.cat([u, v, w], 2), state.rows)
+    return _State(rows, state.rows, torch.where(fell, following, 1), torch.where(fell, loss, state.loss))
+
+
+def _least_squares(gram: Tensor, right: Tensor, before: Tensor) -> Tensor:
+    """(G + e I) U = M + e U_before, e being more than rounding can take off the eigenvalues of G."""
+    e = 10 * gram.shape[1] * EPSILON
+    root, _ = torch.linalg.cholesky_ex(gram + e * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device))
+    return torch.cholesky_solve(right + e * before, root)
+
+
+def _hals(gram: Tensor, right: Tensor, before: Tensor) -> Tensor:
+    """u_rho <- [u_rho + M_rho - G_rho U]_+, one rho after the other, G_rho,rho being 1; no row becomes all zero."""
+    rows = before.clone()
+    for term in range(gram.shape[1]):
+        change = right[:, term] - (gram[:, term : term + 1] @ rows).squeeze(1)
+        rows[:, term] = (rows[:, term] + change).clamp_min(EPSILON**2)
+    return rows
+
+
+def _balanced(u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Rows of v and w of length 1, and all of the length of a term in its u."""
+    v, u = _hand_on(v, u)
+    w, u = _hand_on(w, u)
+    return torch.cat([u, v, w], 2)
+
+
+def _hand_on(rows: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    length = torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min(EPSILON**2)
+    return rows / length, following * length
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return rows @ rows.mT
+
+
+def _leading(tensors: Tensor, number: int) -> Tensor:
+    """The leading left singular vectors of [batch, size, other * other] as rows."""
+    unfolding = tensors.flatten(2)
+    gram = unfolding @ unfolding.mT
+    gram = torch.where(gram.abs() > EPSILON**2, gram, 0)  # eigh can fail on numbers that are further apart
+    return torch.linalg.eigh(gram).eigenvectors.flip(2).mT[:, :number]
+
+
+def _error(tensors: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """||T - T^||_F from the residuals themselves, which may be far smaller than T."""
+    slices = max(1, MEMORY // (tensors[:, 0].numel() * 8 + 1))
+    parts = [
+        _length(some - Factors(left, v, w).tensor())
+        for some, left in zip(tensors.split(slices, 1), u.split(slices, 2), strict=True)
+    ]
+    return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+
+
+def _length(tensors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensors, dim=(1, 2, 3))
+
+
+def _beside(values: Tensor, like: Tensor) -> Tensor:
+    """[batch] -> [batch, 1, ...]"""
+    return values.view(-1, *[1] * (like.ndim - 1))

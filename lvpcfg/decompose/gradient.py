@@ -1,0 +1,109 @@
+"""CP by gradient descent: U, V, W as parameters, fitted to a tensor here, or trained on log Z through the chart.
+
+    squared   ||T - T^||_F^2 = ||T||^2 - 2 <T, T^> + ||T^||^2
+    kl        sum T^ - sum_z x_z log T^_z, over the nonzero entries x_z of T (Chi & Kolda 2012), less its least value
+
+Neither writes T^ out when T is sparse: ||T^||^2 comes from Gram matrices, sum T^ from the sums of rows.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lvpcfg.errors import InputError, expect, show
+from lvpcfg.grammar.kruskal import Factors
+
+SIGNED, NONNEGATIVE, NORMALISED = VALUES = ("signed", "nonnegative", "normalised")
+LOSSES = ("squared", "kl")
+OPTIMISERS = ("adam", "lbfgs")
+
+
+class KruskalGrammar(nn.Module):
+    """Parameters U [rank, x], V [rank, y], W [rank, z]; what it returns, as `Factors`, depends on `values`.
+
+    They are the factors themselves ("signed"), their square roots ("nonnegative"), or logits ("normalised") of
+    p(rho | a), p(b | rho), p(c | rho), for which every T^[a] sums to 1.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        shape: tuple[int, int, int],
+        values: str = SIGNED,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        expect("values", values, VALUES)
+        self.values = values
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(size: int) -> nn.Parameter:  # the same on every device
+            start = torch.randn(rank, size, generator=generator, dtype=torch.float64)
+            start = start if values == NORMALISED else start / size**0.5
+            return nn.Parameter(start.to(device=device, dtype=dtype or torch.get_default_dtype()))
+
+        self.u, self.v, self.w = map(random, shape)
+
+    def forward(self) -> Factors:
+        if self.values == NORMALISED:
+            return Factors(self.u.softmax(0), self.v.softmax(1), self.w.softmax(1))
+        if self.values == NONNEGATIVE:
+            return Factors(self.u.square(), self.v.square(), self.w.square())
+        return Factors(self.u, self.v, self.w)
+
+    def loss(self, target: Tensor, kind: str = "squared") -> Tensor:
+        """How far T^ is from a target [x, y, z], dense or sparse (COO); 0 where they are the same."""
+        expect("loss", kind, LOSSES)
+        if kind == "kl" and self.values == SIGNED:
+            raise InputError(f"the loss is kl and values is {show(self.values)}: expected nonnegative or normalised.")
+        factors: Factors = self()
+        if kind == "squared" and not target.is_sparse:
+            return (target - factors.tensor()).square().sum()
+        entries = (target if target.is_sparse else target.to_sparse()).coalesce()
+        x, (a, b, c) = entries.values(), entries.indices()
+        fitted = (factors.u[:, a] * factors.v[:, b] * factors.w[:, c]).sum(0)
+        if kind == "squared":
+            return x.square().sum() - 2 * (x * fitted).sum() + factors.squared_norm()
+        total = (factors.u.sum(1) * factors.v.sum(1) * factors.w.sum(1)).sum()
+        return total - x.sum() + (x * (x / fitted).log()).sum()
+
+    def fit(
+        self,
+        target: Tensor,
+        loss: str = "squared",
+        optimiser: str = "lbfgs",
+        steps: int = 500,
+        rate: float | None = None,
+        progress: Callable[[int, Tensor], object] | None = None,
+    ) -> Tensor:
+        """Takes `steps` steps towards the target and returns the loss then; `progress` gets each step and its loss.
+
+        The rate is 1 for L-BFGS, which searches along its steps, and 0.01 for Adam unless given.
+        """
+        expect("optimiser", optimiser, OPTIMISERS)
+        expected = tuple(row.shape[1] for row in (self.u, self.v, self.w))
+        if target.shape != expected:
+            raise InputError(f"the tensor is {show(tuple(target.shape))}: the grammar expects {expected}.")
+        target = target.coalesce() if target.is_sparse else target
+        optimise: torch.optim.Optimizer
+        if optimiser == "lbfgs":
+            optimise = torch.optim.LBFGS(
+                self.parameters(), rate or 1.0, max_iter=20, history_size=20, line_search_fn="strong_wolfe"
+            )
+        else:
+            optimise = torch.optim.Adam(self.parameters(), rate or 0.01)
+
+        def closure() -> Tensor:
+            optimise.zero_grad()
+            value = self.loss(target, loss)
+            value.backward()
+            return value
+
+        for step in range(steps):
+            value = optimise.step(closure)
+            if progress is not None:
+                progress(step, value.detach())
+        return self.loss(target, loss).detach()
