@@ -168,8 +168,17 @@ def test_a_parent_that_is_never_met_has_no_rules():
 def test_clear_errors():
     with pytest.raises(InputError, match="found -1 among them"):
         apr(-torch.ones(2, 2, 2).to_sparse(), 1)
+    with pytest.raises(InputError, match="found none"):
+        apr(torch.zeros(2, 2, 2).to_sparse(), 1)
     with pytest.raises(InputError, match="start is 'best': expected cover or random"):
         apr(torch.ones(2, 2, 2).to_sparse(), 1, start="best")
+
+
+@pytest.mark.gpu
+def test_is_the_same_on_a_gpu():
+    counts = random_counts()
+    there, here = (apr(counts.to(device), 3, 5, 0.0).factors.tensor() for device in ("cuda", "cpu"))
+    assert torch.allclose(there.cpu(), here, rtol=1e-6)
 
 
 @pytest.mark.treebank

@@ -30,7 +30,7 @@ PARENT, LEFT, RIGHT = range(3)
 INNER = 10  # updates of one mode in a sweep, at the most
 KAPPA, ZERO = 0.01, 1e-10  # what is added to a factor below ZERO that should not be there
 NOISE = 0.1  # the share of chance in a start from the cover
-LANES = 1 << 17  # nonzeros x rank at once on a CPU: what its cache holds
+LANES = 1 << 18  # nonzeros x rank at once on a CPU: what its cache holds
 
 Progress = Callable[[int, float, float], None]  # sweep, divergence after it, violation before it
 
@@ -67,6 +67,7 @@ def apr(
 ) -> Fit:
     """The best of the fits from `starts` starts. `counts` is sparse, of order 3, and has no negative value."""
     expect("start", start, tuple(STARTS))
+    counts = _checked(counts)
     generator = torch.Generator().manual_seed(seed)
     fits = (
         apr_from(STARTS[start](counts, rank, generator), counts, sweeps, tolerance, progress) for _ in range(starts)
@@ -101,9 +102,7 @@ def apr_from(
     start: Factors, counts: Tensor, sweeps: int = 100, tolerance: float = 1e-4, progress: Progress | None = None
 ) -> Fit:
     """Sweeps over left, right and parent until no mode violates the KKT conditions by `tolerance` or more."""
-    counts = counts.detach().coalesce()
-    if not bool((counts.values() >= 0).all()):
-        raise InputError(f"expected counts, found {float(counts.values().min()):g} among them.")
+    counts = _checked(counts)
     model = _Model(start, counts)
     violation, sweep = float("inf"), 0
     while violation >= tolerance and sweep < sweeps:
@@ -112,6 +111,15 @@ def apr_from(
         if progress is not None:
             progress(sweep, model.divergence(), violation)
     return Fit(model.factors(), model.divergence(), violation, sweep)
+
+
+def _checked(counts: Tensor) -> Tensor:
+    counts = counts.detach().coalesce()
+    if not bool((counts.values() >= 0).all()):
+        raise InputError(f"expected counts, found {float(counts.values().min()):g} among them.")
+    if not bool(counts.values().any()):
+        raise InputError("expected counts of binary rules, found none.")
+    return counts
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ def _chunks(place: Tensor, x: Tensor, mode: int, size: int, rank: int) -> list[_
     order = place[mode].argsort(stable=True)
     place, x = place[:, order], x[order]
     begin = torch.searchsorted(place[mode], torch.arange(size + 1, device=x.device)).tolist()
-    most = max(1, (LANES if x.device.type == "cpu" else LANES << 8) // rank)
+    most = max(1, (LANES if x.device.type == "cpu" else LANES << 7) // rank)
     others = [other for other in range(3) if other != mode]
     chunks, first = [], 0
     for row in range(1, size + 1):
