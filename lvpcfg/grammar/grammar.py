@@ -8,6 +8,9 @@
 For every (a, h): sum of t over rules and states, plus r, plus sum of q over x, is 1; sum of pi is 1.
 Since the blocks differ in shape they are kept end to end in one vector for each kind of rule:
 one tensor to save, to move and to give to an optimiser.
+
+A grammar may be compressed (Cohen & Collins 2012; Cohen, Satta & Collins 2013): some T in Kruskal form of their own,
+or all of them together as one sum of rank-one terms over all states.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,6 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lvpcfg.grammar.kruskal import Factors, RuleFactors
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.treebank import Symbols
 
@@ -27,12 +31,15 @@ class Grammar:
     binary_rules: Tensor  # [rules, 3]: a, b, c
     unary_rules: Tensor  # [rules, 2]: a, b
     root: Tensor  # [sum of m_a]: all pi^a, end to end
-    binary: Tensor  # [sum of m_a m_b m_c]: all T, end to end, each in row-major order
+    binary: Tensor  # [sum of m_a m_b m_c]: all T that are not `factored`, end to end, each in row-major order
     unary: Tensor  # [sum of m_a m_b]: all R
     lexical: LexicalTable  # Q over the states of the preterminals
     # [levels, states]: the states that each came from by splits, number within the symbol, coarsest first.
     hierarchy: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     closed: bool = False  # R holds whole chains of unary rules, one or none for a span, instead of single rules
+    factored: RuleFactors | None = None
+    # All T at once, u over the states of interminals; `binary` is then what it was made of, for decoders.
+    kruskal: Factors | None = None
 
     @cached_property
     def first_state(self) -> Tensor:
@@ -47,7 +54,8 @@ class Grammar:
     @cached_property
     def binary_starts(self) -> Tensor:
         """[rules + 1]: where each T begins in `binary`."""
-        return starts_of(self.states[self.binary_rules].prod(1))
+        sizes = self.states[self.binary_rules].prod(1)
+        return starts_of(sizes if self.factored is None else sizes.index_fill(0, self.factored.rules, 0))
 
     @cached_property
     def unary_starts(self) -> Tensor:
@@ -64,8 +72,30 @@ class Grammar:
         begin, end = self.unary_starts[rule : rule + 2].tolist()
         return self.unary[begin:end].view(*self.states[self.unary_rules[rule]].tolist())
 
+    def expanded(self) -> "Grammar":
+        """The same grammar with every T written out."""
+        if self.factored is None:
+            return self
+        sizes = self.states[self.binary_rules]
+        volume = sizes.prod(1)
+        kept = torch.ones_like(volume, dtype=torch.bool).index_fill(0, self.factored.rules, False)
+        is_kept = torch.repeat_interleave(kept, volume)
+        binary = self.binary.new_empty(len(is_kept))
+        binary[is_kept] = self.binary
+        binary[~is_kept] = torch.cat(
+            [
+                Factors(*(factor[:, :m] for factor, m in zip(factors, shape, strict=True))).tensor().flatten()
+                for *factors, shape in zip(
+                    *vars(self.factored.factors).values(), sizes[self.factored.rules].tolist(), strict=True
+                )
+            ]
+        )
+        return replace(self, binary=binary, factored=None)
+
     def row_sums(self) -> Tensor:
         """[states of all symbols]: what each (a, h) rewrites to in all; 1 in a normalised grammar."""
+        if self.factored is not None:
+            return self.expanded().row_sums()
         sums = torch.zeros_like(self.root)
         for rules, starts, values in (
             (self.binary_rules, self.binary_starts, self.binary),
@@ -89,8 +119,8 @@ class Grammar:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
-        return Grammar(
-            symbols=self.symbols,
+        return replace(
+            self,
             states=moved(self.states),
             binary_rules=moved(self.binary_rules),
             unary_rules=moved(self.unary_rules),
@@ -98,7 +128,8 @@ class Grammar:
             binary=moved(self.binary),
             unary=moved(self.unary),
             hierarchy=moved(self.hierarchy),
-            closed=self.closed,
+            factored=None if self.factored is None else self.factored.map(moved),
+            kruskal=None if self.kruskal is None else self.kruskal.map(moved),
             lexical=replace(
                 self.lexical,
                 row=moved(self.lexical.row),

@@ -1,5 +1,6 @@
 """Kruskal form, T = sum_rho u_rho v_rho w_rho: of one tensor, or of each of a batch of tensors of one shape."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ class Factors:
     def rank(self) -> int:
         return self.u.shape[-2]
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Factors":
+        return Factors(function(self.u), function(self.v), function(self.w))
+
     def tensor(self) -> Tensor:
         """T written out, [..., x, y, z]."""
         return torch.einsum("...rx,...ry,...rz->...xyz", self.u, self.v, self.w)
@@ -29,3 +33,14 @@ class Factors:
         for gram in grams:
             product = product * gram
         return product.sum((-1, -2))
+
+
+@dataclass(frozen=True, eq=False)
+class RuleFactors:
+    """Some of the binary rules of a grammar, each T^{a -> b c} in Kruskal form of one rank."""
+
+    rules: Tensor  # [some]: their numbers, ascending
+    factors: Factors  # of the batch; states that a symbol does not have are zeros
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "RuleFactors":
+        return RuleFactors(function(self.rules), self.factors.map(function))

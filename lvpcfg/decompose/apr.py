@@ -1,0 +1,229 @@
+"""CP-APR by multiplicative updates (Chi & Kolda 2012) of the sparse count tensor of a whole grammar.
+
+With B = A diag(lambda) of one mode, and for each nonzero z the product Pi[z, rho] of the other two modes,
+
+    Phi = scatter(x_z / (B Pi^T)_z * Pi)        B <- B * Phi
+
+lowers the Kullback-Leibler divergence of the model from the counts. It is EM with rho as a latent class, so that at a
+fixed point the model has all three margins of the counts. With the parent mode updated last,
+
+    u_rho,a = lambda_rho A_a,rho / count(a)
+
+keeps how often a is rewritten by binary rules exactly, and what is expected of each child but for the tolerance: the
+fitted grammar is normalised, and tight where the counts come from a tight grammar. A sweep is O(nonzeros * rank).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lvpcfg.decompose.cover import cover
+from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.errors import InputError, expect
+from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.kruskal import Factors
+
+PARENT, LEFT, RIGHT = range(3)
+INNER = 10  # updates of one mode in a sweep, at the most
+KAPPA, ZERO = 0.01, 1e-10  # what is added to a factor below ZERO that should not be there
+NOISE = 0.1  # the share of chance in a start from the cover
+LANES = 1 << 18  # nonzeros x rank at once on a CPU: what its cache holds
+
+Progress = Callable[[int, float, float], None]  # sweep, divergence after it, violation before it
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    factors: Factors  # of counts: v and w are distributions, u has the weight of the term
+    divergence: float  # sum x log(x / model) - x + model
+    violation: float  # max |min(B, 1 - Phi)|, at the last sweep
+    sweeps: int
+
+
+def expected_counts(grammar: Grammar) -> Tensor:
+    """How often each binary rule between states is used in a tree, sparse [interminal states, states, states]."""
+    rules = rule_tensor(grammar)
+    values = rules.values().double() * expected_states(grammar).double()[rules.indices()[PARENT]]
+    return torch.sparse_coo_tensor(rules.indices(), values, rules.shape, check_invariants=True).coalesce()
+
+
+def conditional(factors: Factors, counts: Tensor) -> Factors:
+    """Rules from their counts: u over count(a), [interminal states], how often a is rewritten by rules of all kinds."""
+    return Factors(torch.where(counts > 0, factors.u / counts, 0), factors.v, factors.w)
+
+
+def apr(
+    counts: Tensor,
+    rank: int,
+    sweeps: int = 100,
+    tolerance: float = 1e-4,
+    start: str = "cover",
+    starts: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """The best of the fits from `starts` starts. `counts` is sparse, of order 3, and has no negative value."""
+    expect("start", start, tuple(STARTS))
+    counts = _checked(counts)
+    generator = torch.Generator().manual_seed(seed)
+    fits = (
+        apr_from(STARTS[start](counts, rank, generator), counts, sweeps, tolerance, progress) for _ in range(starts)
+    )
+    return min(fits, key=lambda fit: fit.divergence)
+
+
+def random_start(counts: Tensor, rank: int, generator: torch.Generator) -> Factors:
+    """Uniform, as in Chi & Kolda; drawn on the CPU, so that it is the same on every device."""
+    u, v, w = (torch.rand(rank, size, generator=generator, dtype=torch.float64).to(counts) for size in counts.shape)
+    return Factors(u, v, w)
+
+
+def cover_start(counts: Tensor, rank: int, generator: torch.Generator) -> Factors:
+    """The largest terms of the exact cover, and some of all the rest in each: near a far better fit than chance."""
+    exact = cover(counts)
+    factors, noise = (exact.u, exact.v, exact.w), random_start(counts, rank, generator)
+    masses = [factor.sum(1) for factor in factors]
+    weight = masses[0] * masses[1] * masses[2]
+    largest = weight.argsort(descending=True)[torch.arange(rank, device=weight.device) % exact.rank]
+    u, v, w = (
+        (1 - NOISE) * factor[largest] / mass[largest].unsqueeze(1) + NOISE * random / random.sum(1, keepdim=True)
+        for factor, mass, random in zip(factors, masses, (noise.u, noise.v, noise.w), strict=True)
+    )
+    return Factors(u * weight[largest].unsqueeze(1), v, w)
+
+
+STARTS = {"cover": cover_start, "random": random_start}
+
+
+def apr_from(
+    start: Factors, counts: Tensor, sweeps: int = 100, tolerance: float = 1e-4, progress: Progress | None = None
+) -> Fit:
+    """Sweeps over left, right and parent until no mode violates the KKT conditions by `tolerance` or more."""
+    counts = _checked(counts)
+    model = _Model(start, counts)
+    violation, sweep = float("inf"), 0
+    while violation >= tolerance and sweep < sweeps:
+        violation = max(model.update(mode, tolerance) for mode in (LEFT, RIGHT, PARENT))
+        sweep += 1
+        if progress is not None:
+            progress(sweep, model.divergence(), violation)
+    return Fit(model.factors(), model.divergence(), violation, sweep)
+
+
+def _checked(counts: Tensor) -> Tensor:
+    counts = counts.detach().coalesce()
+    if not bool((counts.values() >= 0).all()):
+        raise InputError(f"expected counts, found {float(counts.values().min()):g} among them.")
+    if not bool(counts.values().any()):
+        raise InputError("expected counts of binary rules, found none.")
+    return counts
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The nonzeros of a few neighbouring rows of a mode."""
+
+    rows: slice
+    row: Tensor  # [nonzeros], from the first of the rows
+    others: tuple[Tensor, Tensor]  # [nonzeros]: places in the other two modes
+    x: Tensor  # [nonzeros]
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """Pi, [nonzeros, rank]."""
+        return left[self.others[0]] * right[self.others[1]]
+
+    def model(self, b: Tensor, pi: Tensor) -> Tensor:
+        """(B Pi^T)_z"""
+        return torch.linalg.vecdot(b[self.row], pi)
+
+    def scatter(self, values: Tensor, pi: Tensor) -> Tensor:
+        """[rows, rank]: sum of value_z Pi[z] over the nonzeros of a row; a sparse product adds up without a copy."""
+        place = torch.stack([self.row, torch.arange(len(values), device=values.device)])
+        shape = (self.rows.stop - self.rows.start, len(values))
+        return torch.sparse_coo_tensor(place, values, shape, is_coalesced=True, check_invariants=False) @ pi
+
+
+class _Model:
+    def __init__(self, start: Factors, counts: Tensor) -> None:
+        given = [factor.T.to(counts.dtype) for factor in (start.u, start.v, start.w)]  # [size, rank]
+        sums = [factor.sum(0) for factor in given]
+        self.weight = sums[0] * sums[1] * sums[2]  # lambda
+        self.a = [_over(factor, total) for factor, total in zip(given, sums, strict=True)]
+        self.phi = [torch.zeros_like(factor) for factor in given]
+        self.floor = torch.finfo(counts.dtype).tiny ** 0.5  # a model that is zero where a count is not
+        nonzero = counts.values() > 0
+        place, self.x = counts.indices()[:, nonzero], counts.values()[nonzero]
+        self.chunks = [_chunks(place, self.x, mode, len(self.a[mode]), start.rank) for mode in range(3)]
+
+    def update(self, mode: int, tolerance: float) -> float:
+        """Updates one mode; returns by how much it violated the KKT conditions before."""
+        left, right = (self.a[other] for other in range(3) if other != mode)
+        b, worst = torch.empty_like(self.a[mode]), 0.0
+        for chunk in self.chunks[mode]:
+            pi = chunk.product(left, right)
+            a, phi = self.a[mode][chunk.rows], self.phi[mode][chunk.rows]
+            now = self.raised(chunk, pi, a, (a < ZERO) & (phi > 1))
+            for inner in range(INNER):
+                phi = chunk.scatter(chunk.x / chunk.model(now, pi).clamp_min(self.floor), pi)
+                violation = float(torch.minimum(now, 1 - phi).abs().max())
+                worst = worst if inner else max(worst, violation)
+                if violation < tolerance:
+                    break
+                now = now * phi
+            b[chunk.rows], self.phi[mode][chunk.rows] = now, phi
+        self.weight = b.sum(0)
+        self.a[mode] = _over(b, self.weight)
+        return worst
+
+    def raised(self, chunk: _Chunk, pi: Tensor, a: Tensor, zeros: Tensor) -> Tensor:
+        """B with inadmissible zeros raised by kappa, or by as much less of it as raises no row's divergence."""
+        b, kappa = a * self.weight, KAPPA
+        if not bool(zeros.any()):
+            return b
+        before = self.objective(chunk, b, pi)
+        while kappa > ZERO and bool(zeros.any()):
+            higher = torch.where(zeros, b + kappa * self.weight, b)
+            better = (self.objective(chunk, higher, pi) <= before).unsqueeze(1)
+            b, zeros, kappa = torch.where(better, higher, b), zeros & ~better, kappa / 10
+        return b
+
+    def objective(self, chunk: _Chunk, b: Tensor, pi: Tensor) -> Tensor:
+        """[rows]: the divergence but for a constant."""
+        logs = chunk.x * chunk.model(b, pi).log()
+        return b.sum(1).index_add(0, chunk.row, logs, alpha=-1)
+
+    def divergence(self) -> float:
+        b = self.a[PARENT] * self.weight
+        parts = [
+            self.objective(chunk, b[chunk.rows], chunk.product(self.a[LEFT], self.a[RIGHT])).double().sum()
+            for chunk in self.chunks[PARENT]
+        ]
+        x = self.x.double()
+        return float(torch.stack(parts).sum() + (x * x.log() - x).sum())
+
+    def factors(self) -> Factors:
+        return Factors((self.a[PARENT] * self.weight).T, self.a[LEFT].T, self.a[RIGHT].T)
+
+
+def _over(b: Tensor, weight: Tensor) -> Tensor:
+    """Columns that add up to 1; a term that has died stays zero."""
+    return torch.where(weight > 0, b / weight, 0)
+
+
+def _chunks(place: Tensor, x: Tensor, mode: int, size: int, rank: int) -> list[_Chunk]:
+    order = place[mode].argsort(stable=True)
+    place, x = place[:, order], x[order]
+    begin = torch.searchsorted(place[mode], torch.arange(size + 1, device=x.device)).tolist()
+    most = max(1, (LANES if x.device.type == "cpu" else LANES << 7) // rank)
+    others = [other for other in range(3) if other != mode]
+    chunks, first = [], 0
+    for row in range(1, size + 1):
+        if row == size or begin[row + 1] - begin[first] > most:
+            span = slice(begin[first], begin[row])
+            left, right = (place[other, span].contiguous() for other in others)
+            chunks.append(_Chunk(slice(first, row), place[mode, span] - first, (left, right), x[span]))
+            first = row
+    return chunks

@@ -1,0 +1,179 @@
+"""How far scores can be from those of the exact grammar: Cohen & Collins 2012, Cohen, Satta & Collins 2013.
+
+The theorems are worst cases and mostly vacuous. A certificate runs the recursion of the first paper's proof with the
+norms that occur: with y the exact vectors and T^, y^ the approximate ones,
+
+    T(y2, y3) - T^(y2^, y3^) = (T - T^)(y2, y3) + T^(y2, y3 - y3^) + T^(y2 - y2^, y3^)
+
+so that, delta being a bound of |y - y^|, and |y| <= |y^| + delta,
+
+    delta <= gamma |y2| |y3| + ||T^||_F (|y2| delta_3 + delta_2 |y3^|)
+
+No exact chart is needed. Bounds are of real numbers: they do not cover the rounding of the charts themselves.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.build import unary_closure
+from lvpcfg.errors import InputError
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.kruskal import Factors
+
+VACUOUS = math.inf
+
+
+def growth(gamma: float, m: int) -> float:
+    """X = 2 (sqrt m + 1)(gamma + sqrt m) of CC12, Theorem 4.2; gamma is the largest ||T - T^||_F of a rule."""
+    return 2 * (math.sqrt(m) + 1) * (gamma + math.sqrt(m))
+
+
+def node_bound(gamma: float, m: int, depth: int) -> float:
+    """CC12, Theorem 4.2: |y - y^| <= gamma m (X^d - 1)/(X - 1) at a node of depth d; leaves are of depth 0.
+
+    It holds for stochastic parameters and while it is at most 1, and is vacuous beyond.
+    """
+    x = growth(gamma, m)
+    bound = 0.0
+    for _ in range(depth):
+        bound = gamma * m + x * bound
+        if bound > 1:
+            return VACUOUS
+    return bound
+
+
+def depth_limit(gamma: float, m: int) -> float:
+    """CC12's d* = (log(1/gamma) + 1)/log X, up to which the bound is said to hold; it may overshoot 1 slightly."""
+    return math.inf if gamma == 0 else (1 - math.log(gamma)) / math.log(growth(gamma, m))
+
+
+def covered_depth(gamma: float, m: int, epsilon: float) -> float:
+    """CC12: the depth of the deepest skeletal trees with |p - p^| <= epsilon for sure; 0, a word alone, is vacuous."""
+    return _whole(_logarithm(gamma, m, epsilon) / math.log(growth(gamma, m)))
+
+
+def covered_sentence(gamma: float, m: int, epsilon: float, symbols: int) -> float:
+    """CC12: the length of the longest sentences with |mu - mu^| <= epsilon at all (a, i, j) for sure; 0 is vacuous."""
+    return _whole(_logarithm(gamma, m, epsilon) / (2 * math.log(4 * symbols) + math.log(growth(gamma, m))))
+
+
+def _logarithm(gamma: float, m: int, epsilon: float) -> float:
+    """log(1/gamma) - log(m/epsilon); an error above 1 is outside the theorem."""
+    return math.inf if gamma == 0 else math.log(min(epsilon, 1) / m) - math.log(gamma)
+
+
+def _whole(number: float) -> float:
+    return number if number == math.inf else float(max(0, math.floor(number)))
+
+
+def tree_sum_bound(delta: float, nu: float, m: int, length: int) -> float:
+    """CSC13: the sum of |p - p^| over the trees of so many words is at most m ((1 + Delta/nu)^n - 1).
+
+    Delta is ||T - T^||_F, nu the smallest probability of a rule. Trees of the exact grammar only: the approximation may
+    have others. A bound of 1 or more is vacuous.
+    """
+    power = length * math.log1p(delta / nu)
+    return m * math.expm1(power) if power < 700 else VACUOUS
+
+
+def sufficient_error(epsilon: float, nu: float, m: int, length: int) -> float:
+    """CSC13, Theorem 1: with Delta <= epsilon nu / (2 n m) the sum over trees is at most epsilon."""
+    if not 0 < epsilon < 0.25:
+        raise InputError(f"epsilon is {epsilon:g}: the theorem is for 0 < epsilon < 1/4.")
+    return epsilon * nu / (2 * length * m)
+
+
+def covered_length(delta: float, nu: float, m: int, epsilon: float) -> float:
+    """CSC13: the longest sentences with a sum over trees of at most epsilon for sure; 0 is vacuous."""
+    return math.inf if delta == 0 else _whole(math.log1p(epsilon / m) / math.log1p(delta / nu))
+
+
+def tail_sums(exact: Factors) -> Tensor:
+    """CSC13, Theorem 2: [rank + 1], the best error at each rank r is at most the sum of |lambda_i| over i > r.
+
+    lambda_i are the weights of the terms of an exact decomposition with unit vectors, largest first.
+    """
+    weights = exact.u.double().norm(dim=-1) * exact.v.double().norm(dim=-1) * exact.w.double().norm(dim=-1)
+    sums = weights.sort().values.cumsum(0)
+    return torch.cat([sums.new_zeros(1), sums]).flip(0)
+
+
+def step_error(gamma: Tensor, norm: Tensor, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """delta of T(y2, y3), from gamma, ||T^||_F and (|y^|, delta) of each of the two vectors."""
+    (norm_2, delta_2), (norm_3, delta_3) = first, second
+    bound_2, bound_3 = norm_2 + delta_2, norm_3 + delta_3  # of |y2| and |y3|
+    return gamma * bound_2 * bound_3 + norm * (bound_2 * delta_3 + delta_2 * norm_3)
+
+
+def tree_certificate(
+    rules: Sequence[int],
+    children: Sequence[tuple[int, int] | None],
+    inside: Sequence[Tensor],
+    gamma: Tensor,
+    norm: Tensor,
+) -> Tensor:
+    """[nodes]: a bound of |y - y^| at each node of a skeletal tree; times |pi^a| at the root, of |p - p^|.
+
+    Nodes stand after their children; `children` is None at a word, whose rule is not looked at. `inside` is y^ of each
+    node; gamma and norm, [rules], are ||T - T^||_F and ||T^||_F.
+    """
+    norms = torch.stack([vector.double().norm() for vector in inside])
+    gamma, norm = gamma.double(), norm.double()
+    errors = torch.zeros_like(norms)
+    for node, (rule, pair) in enumerate(zip(rules, children, strict=True)):
+        if pair is not None:
+            left, right = ((norms[child], errors[child]) for child in pair)
+            errors[node] = step_error(gamma[rule], norm[rule], left, right)
+    return errors
+
+
+def chart_certificate(
+    rules: Tensor, gamma: Tensor, norm: Tensor, closure: Tensor, inside: Tensor, outside: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Bounds of |alpha - alpha^| and |beta - beta^| of a sentence, [n, n + 1, symbols] at (i, j, a): words i to j - 1.
+
+    `rules` is [rules, 3]: a, b, c, with gamma and norm as for a tree; `closure` is from `closure_norms`; `inside` and
+    `outside` are the norms |alpha^| and |beta^|, laid out as the result. All vectors are those of the top layer, above
+    unary rules; unary rules, words and root are exact.
+    """
+    length = len(inside)
+    a, b, c = rules.unbind(1)
+    gamma, norm, closure, inside, outside = (x.double() for x in (gamma, norm, closure, inside, outside))
+    inside_error, outside_error = torch.zeros_like(inside), torch.zeros_like(outside)
+    spans = [(i, i + width) for width in range(2, length + 1) for i in range(length - width + 1)]
+
+    def lefts(i: int, j: int) -> tuple[Tensor, Tensor]:  # [splits, rules]
+        return inside[i, i + 1 : j][:, b], inside_error[i, i + 1 : j][:, b]
+
+    def rights(i: int, j: int) -> tuple[Tensor, Tensor]:
+        return inside[i + 1 : j, j][:, c], inside_error[i + 1 : j, j][:, c]
+
+    for i, j in spans:
+        steps = step_error(gamma, norm, lefts(i, j), rights(i, j)).sum(0)
+        inside_error[i, j] = closure @ torch.zeros_like(inside[i, j]).index_add_(0, a, steps)
+    for i, j in reversed(spans):
+        below = (outside[i, j] @ closure)[a], (outside_error[i, j] @ closure)[a]
+        outside_error[i, i + 1 : j].index_add_(1, b, step_error(gamma, norm, below, rights(i, j)))
+        outside_error[i + 1 : j, j].index_add_(1, c, step_error(gamma, norm, below, lefts(i, j)))
+    return inside_error, outside_error
+
+
+def closure_norms(grammar: Grammar) -> Tensor:
+    """[symbols, symbols]: the largest singular value of each block of (I - R)^{-1}, the identity at preterminals."""
+    norms = torch.eye(len(grammar.symbols), dtype=torch.float64, device=grammar.root.device)
+    lift, _ = unary_closure(grammar)
+    if lift is not None:
+        first = grammar.first_state[: len(grammar.symbols.interminals) + 1].tolist()
+        spans = [slice(*ends) for ends in pairwise(first)]
+        for a, b in product(range(len(spans)), repeat=2):
+            norms[a, b] = torch.linalg.matrix_norm(lift.detach().double().T[spans[a], spans[b]], ord=2)
+    return norms
+
+
+def marginal_certificate(inside: Tensor, outside: Tensor, inside_error: Tensor, outside_error: Tensor) -> Tensor:
+    """A bound of |mu - mu^|, mu = alpha . beta, from what `chart_certificate` was given and what it returned."""
+    return inside * outside_error + inside_error * outside + inside_error * outside_error
