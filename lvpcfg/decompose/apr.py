@@ -32,7 +32,7 @@ KAPPA, ZERO = 0.01, 1e-10  # what is added to a factor below ZERO that should no
 NOISE = 0.1  # the share of chance in a start from the cover
 LANES = 1 << 18  # nonzeros x rank at once on a CPU: what its cache holds
 
-Progress = Callable[[int, float, float], None]  # sweep, divergence after it, violation before it
+Progress = Callable[[int, float, float], object]  # sweep, divergence after it, violation before it
 
 
 @dataclass(frozen=True, eq=False)
