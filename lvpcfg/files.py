@@ -1,14 +1,19 @@
 """Reading text (plain or gzip, UTF-8) and writing files that are never seen half-written."""
 
 import gzip
+import json
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from lvpcfg.errors import InputError, show
 
+TYPES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}  # as safetensors calls them
 PathLike = str | os.PathLike[str]
 
 
@@ -54,18 +59,18 @@ def writing(path: PathLike) -> Iterator[None]:
         raise InputError(f"cannot write {show(os.fspath(path), 200)}: {reason}.") from None
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file; until all of it is on the disk, the old file stays as it was."""
+def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes a file of these parts; until all of it is on the disk, the old file stays as it was."""
     with writing(path):
         path = path.resolve()  # a link stays a link
         if path.exists() and not path.is_file():
-            path.write_bytes(data)  # a pipe or a device
+            path.write_bytes(b"".join(parts))  # a pipe or a device
             return
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as stream:
-                stream.write(data)
+                stream.writelines(parts)
                 _sync(stream.fileno())
             os.replace(temporary, path)
             folder = os.open(path.parent, os.O_RDONLY)
@@ -75,6 +80,20 @@ def write_bytes(path: Path, data: bytes) -> None:
                 os.close(folder)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def tensor_file(tensors: dict[str, Tensor], metadata: dict[str, str]) -> list[bytes | memoryview]:
+    """The parts of a safetensors file, on the CPU. The numbers are not copied: there may be no room for that."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    begin = 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.nbytes
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # numbers shall begin at a multiple of 8
+    numbers = (tensor.contiguous().numpy().data.cast("B") for tensor in tensors.values() if tensor.numel())
+    return [len(text).to_bytes(8, "little"), text, *numbers]
 
 
 def write_text(path: PathLike, text: str) -> None:

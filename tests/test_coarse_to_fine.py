@@ -158,7 +158,7 @@ def test_a_node_without_edges_has_no_say_in_the_scale_of_its_parents():
     packed = Forest(5, *columns, leaves=torch.tensor([0, 1]), tops=torch.tensor([4]))
     plan = Plan(packed, torch.ones(2, 3, dtype=torch.int64))
     tiny = torch.tensor([[1e-30], [1e-30]])
-    scores = plan.inside(plan.weights(torch.ones(2)), tiny)
+    scores = plan.inside(plan.weights(torch.ones(2), tiny.dtype), tiny)
     assert float(scores.log_z) == pytest.approx(math.log(1e-30) * 2, rel=1e-6)
 
 

@@ -180,7 +180,7 @@ def test_work_is_saved_whatever_stops_a_look_at_dev(tmp_path, files, monkeypatch
     with pytest.raises(type(reason) if isinstance(reason, Exception) else reason):
         begin("train", tmp_path / "out", **settings)
     result, printed = run("train", tmp_path / "out", **settings, resume=True)
-    assert "goes on after iteration 9." in printed  # the one that was not looked at is done again
+    assert "goes on after iteration 10." in printed  # what was not looked at is, and no iteration is done again
     assert without_times(result) == without_times(expected)
 
 

@@ -108,7 +108,7 @@ class Fine:
     def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
         self.plan = Plan(forest, rules.sizes)
-        self.weights = self.plan.weights(rules.values)
+        self.weights = self.plan.weights(rules.values, leaf.dtype)
 
     def posteriors(self) -> Posteriors:
         scores = self.plan.inside(self.weights, self.leaf)
@@ -121,7 +121,7 @@ class Fine:
         edges = chosen[chosen >= 0]
         columns = {name: getattr(self.forest, name)[edges] for name in ("level", "rule", "parent", "left", "right")}
         plan = Plan(replace(self.forest, **columns), self.rules.sizes)
-        return plan.inside(plan.weights(self.rules.values), self.leaf).log_z
+        return plan.inside(plan.weights(self.rules.values, self.leaf.dtype), self.leaf).log_z
 
     def best_derivations(self) -> tuple[Tensor, Tensor]:
         """Viterbi: the edge of each node [nodes + 2] in the best derivations, -1 elsewhere; log Z [sentences]."""

@@ -92,21 +92,24 @@ class Plan:
     def __init__(self, forest: Forest, sizes: Tensor) -> None:
         self.forest, self.device = forest, forest.rule.device
         self.widest = int(sizes.max())
-        size = sizes.cpu().numpy()
         level, rule, *columns = (
             column.cpu().numpy() for column in (forest.level, forest.rule, forest.parent, forest.left, forest.right)
         )
+        # Only the rules that occur are laid out, and are numbered anew.
+        used, rule = np.unique(rule, return_inverse=True)
+        size = sizes.cpu().numpy()
+        starts = np.append(0, size.prod(1).cumsum())
+        size, self.size = size[used], int(starts[-1])
         columns = [np.append(column, forest.nodes) for column in columns]  # the edge past the last leads to nothing
         self.shapes, shape_of = _shapes(size, rule, level)
         within = np.zeros(len(size), dtype=np.int64)  # a rule's place among those of its shape
-        self.places, self.rules = [], []  # for each shape
-        starts = np.append(0, size.prod(1).cumsum())
-        self.size = int(starts[-1])
-        for i, shape in enumerate(self.shapes):
+        self.rules, self.layouts = [], []  # for each shape
+        for i in range(len(self.shapes)):
             rules = np.flatnonzero(shape_of == i)
             within[rules] = np.arange(len(rules))
-            self.rules.append(self._tensor(rules))
-            self.places.append(self._tensor(_places(size[rules], starts[rules], self.size, shape)))
+            self.rules.append(self._tensor(used[rules]))
+            layout = np.column_stack([starts[used[rules]], size[rules]])  # [rules, (start, x, y, z)]
+            self.layouts.append(self._tensor(layout.astype(np.int32 if self.size < 2**31 else np.int64)))
 
         def tiled(edges: np.ndarray) -> Tiles:
             """Of edges sorted by rule."""
@@ -134,17 +137,38 @@ class Plan:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def weights(self, rules: Tensor) -> list[Tensor]:
+    def weights(self, rules: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """The rule tensors of each shape, [rules, x, y * z], from all of them end to end."""
-        flat = torch.cat([rules, rules.new_zeros(1)])
-        return [flat.index_select(0, place.flatten()).view(place.shape) for place in self.places]
+        weights = [
+            rules.new_empty(len(layout), x, y * z, dtype=dtype)
+            for (x, y, z), layout in zip(self.shapes, self.layouts, strict=True)
+        ]
+        for part, place in self._parts(weights):
+            values = rules.index_select(0, place.clamp_max(self.size - 1).flatten()).view(place.shape)
+            part.copy_(torch.where(place < self.size, values, 0))
+        return weights
 
     def flat(self, weights: list[Tensor]) -> Tensor:
-        """Backwards through `weights`."""
-        rules = weights[0].new_empty(self.size + 1)
-        for place, tensor in zip(self.places, weights, strict=True):
-            rules.index_copy_(0, place.flatten().long(), tensor.flatten())
+        """Backwards through `weights`; rules that do not occur are 0."""
+        rules = weights[0].new_zeros(self.size + 1)
+        for part, place in self._parts(weights):
+            rules.index_copy_(0, place.flatten().long(), part.flatten())
         return rules[:-1]
+
+    def _parts(self, weights: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of tensors as `weights` makes them a few rules at a time, and their places: all would fill the memory."""
+        for shape, layout, tensor in zip(self.shapes, self.layouts, weights, strict=True):
+            some = max(1, CHUNK // math.prod(shape))
+            for part, layouts in zip(tensor.split(some), layout.split(some), strict=True):
+                yield part, self._places(shape, layouts)
+
+    def _places(self, shape: Shape, layout: Tensor) -> Tensor:
+        """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
+        x, y, z = (torch.arange(size, dtype=layout.dtype, device=self.device) for size in shape)
+        x, y = x.view(-1, 1, 1), y.view(-1, 1)
+        start, mx, my, mz = layout.view(-1, 4, 1, 1, 1).unbind(1)
+        inside = (x < mx) & (y < my) & (z < mz)
+        return torch.where(inside, start + (x * my + y) * mz + z, self.size).flatten(2)
 
     def inside(self, weights: list[Tensor], leaf: Tensor, best: bool = False) -> Scores:
         """`leaf` is [leaves, states]. With `best`, the best derivations instead of the sum of all."""
@@ -203,7 +227,7 @@ class Plan:
         for tiles in self._steps(self.by_rule):
             rows = self._gradients(tiles, beta, scores.exponent)
             found = torch.bmm(rows.transpose(1, 2), self._outer(tiles, scores.alpha))
-            place = self.places[tiles.shape].index_select(0, tiles.rule)
+            place = self._places(self.shapes[tiles.shape], self.layouts[tiles.shape].index_select(0, tiles.rule))
             total.index_add_(0, place.flatten(), found.flatten().double())
         return total[:-1]
 
@@ -256,7 +280,7 @@ class Plan:
 
 def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[list[Shape], np.ndarray]:
     """A few shapes, and the one that each rule is padded to: two are joined where that costs less than a batch."""
-    rounded = np.minimum(2 ** np.ceil(np.log2(sizes)).astype(np.int64), sizes.max())
+    rounded = np.minimum(2 ** np.ceil(np.log2(sizes)).astype(np.int64), sizes.max(initial=1))
     shapes, shape_of = np.unique(rounded, axis=0, return_inverse=True)
     shape_of = shape_of.reshape(-1)
     edges = np.bincount(shape_of[rule], minlength=len(shapes)).astype(np.float64)
@@ -275,18 +299,6 @@ def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[lis
         shapes, edges, levels = (np.delete(array, j, 0) for array in (shapes, edges, levels))
         shape_of = np.where(shape_of == j, i, shape_of - (shape_of > j))
     return [(x, y, z) for x, y, z in shapes.tolist()], shape_of
-
-
-def _places(sizes: np.ndarray, starts: np.ndarray, beyond: int, shape: Shape) -> np.ndarray:
-    """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
-    x, y, z = np.meshgrid(*map(np.arange, shape), indexing="ij")
-    places = np.empty((len(sizes), *shape), dtype=np.int32 if beyond < 2**31 else np.int64)
-    some = max(1, CHUNK // x.size)  # rules at a time: with many states, this is much of the memory there is
-    for begin in range(0, len(sizes), some):
-        mx, my, mz = (sizes[begin : begin + some, i].reshape(-1, 1, 1, 1) for i in range(3))
-        place = starts[begin : begin + some].reshape(-1, 1, 1, 1) + (x * my + y) * mz + z
-        places[begin : begin + some] = np.where((x < mx) & (y < my) & (z < mz), place, beyond)
-    return places.reshape(len(sizes), shape[0], -1)
 
 
 def _tiled(rule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
@@ -313,9 +325,10 @@ def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
 class _LogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
-        ctx.plan, ctx.weights = plan, plan.weights(rules.to(leaf.dtype))
+        ctx.plan, ctx.weights = plan, plan.weights(rules, leaf.dtype)
         ctx.scores = plan.inside(ctx.weights, leaf)
-        log_z: Tensor = ctx.scores.log_z
+        # A copy: `ctx` and its own output would keep each other, and all the weights, alive.
+        log_z: Tensor = ctx.scores.log_z.clone()
         return log_z
 
     @staticmethod

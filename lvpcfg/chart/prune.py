@@ -76,17 +76,14 @@ def coarse_grammar(grammar: Grammar) -> Grammar:
     """One state a symbol; its lexical table stays that of the fine grammar, see `Coarse.fold`."""
     weight = state_weights(grammar)
     one = torch.ones_like(grammar.states)
-    binary, unary = (
-        grammar.root.new_zeros(len(rules)).index_add(
-            0,
-            torch.repeat_interleave(grammar.states[rules].prod(1), output_size=len(values)),
-            values * weight[grammar.parent_states(rules[:, 0], starts, len(values))],
-        )
-        for rules, starts, values in (
-            (grammar.binary_rules, grammar.binary_starts, grammar.binary),
-            (grammar.unary_rules, grammar.unary_starts, grammar.unary),
-        )
-    )
+    of_symbol = weight.split(grammar.states.tolist())
+    binary, unary = grammar.root.new_zeros(len(grammar.binary_rules)), grammar.root.new_zeros(len(grammar.unary_rules))
+    for means, rules, tensor in (
+        (binary, grammar.binary_rules, grammar.binary_tensor),
+        (unary, grammar.unary_rules, grammar.unary_tensor),
+    ):
+        for rule, parent in enumerate(rules[:, 0].tolist()):
+            means[rule] = tensor(rule).flatten(1).sum(1) @ of_symbol[parent]
     root = grammar.root.new_zeros(len(one)).index_add(0, grammar.symbol_of_state, grammar.root)
     return replace(grammar, states=one, binary=binary, unary=unary, root=root)
 

@@ -24,6 +24,8 @@ from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, emissions
 from lvpcfg.trees.treebank import Treebank
 
+ROWS = 1 << 10  # of rules, handled at once
+
 
 @dataclass(frozen=True, eq=False)
 class Counts:
@@ -119,7 +121,7 @@ class Latent:
         if len(sums):
             sums = torch.segment_reduce(counts.rules, "sum", lengths=self.row_length)
         total = torch.zeros_like(counts.root).index_add(0, self.row_state, sums)
-        rules = counts.rules * torch.repeat_interleave(_inverse(total)[self.row_state], self.row_length)
+        rules = self._scaled(counts.rules, _inverse(total)[self.row_state])
         root = counts.root / counts.root.sum()
         if smoothing is None:
             words = self.tied(counts.lexical) * self.known
@@ -131,6 +133,15 @@ class Latent:
             + table.weight[self.pairs.entry] * table.backoff[table.source[self.pairs.entry], self.pairs.state]
         )
         return Counts(root, self._smooth_rules(rules, smoothing), words * self.known)
+
+    def _scaled(self, rules: Tensor, factor: Tensor) -> Tensor:
+        """The numbers of each row times its factor, some rows at a time: beside the numbers there is little room."""
+        scaled, begin = torch.empty_like(rules), 0
+        for factors, lengths in zip(factor.split(ROWS), self.row_length.split(ROWS), strict=True):
+            end = begin + int(lengths.sum())
+            torch.mul(rules[begin:end], torch.repeat_interleave(factors, lengths), out=scaled[begin:end])
+            begin = end
+        return scaled
 
     def tied(self, lexical: Tensor) -> Tensor:
         """Counts with those of rare words in the profile of their tag."""
@@ -163,7 +174,7 @@ class Latent:
         smoothed = [
             torch.bmm(matrix[parent[numbers], :x, :x], weights)
             for (x, _, _), numbers, weights in zip(
-                self.plan.shapes, self.plan.rules, self.plan.weights(all_rules), strict=True
+                self.plan.shapes, self.plan.rules, self.plan.weights(all_rules, rules.dtype), strict=True
             )
         ]
         return self.plan.flat(smoothed)[: len(rules)].cpu()
@@ -192,7 +203,7 @@ class Latent:
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
         """alpha and beta of all nodes, [nodes, states]; their products are the posteriors of states."""
         rules, leaf = self._inputs(parameters)
-        weights = self.plan.weights(rules.to(leaf.dtype))
+        weights = self.plan.weights(rules, leaf.dtype)
         scores = self.plan.inside(weights, leaf)
         beta = self.plan.outside(weights, scores, torch.ones_like(scores.log_z))
         nodes = len(self.treebank.symbol)

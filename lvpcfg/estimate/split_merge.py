@@ -28,7 +28,9 @@ def split(
     new = latent.with_states(latent.states * factor)
 
     def disturbed(values: Tensor) -> Tensor:
-        return values * torch.exp(noise * torch.rand(len(values), generator=generator, dtype=values.dtype))
+        for some in values.split(CHUNK):
+            some *= torch.exp(noise * torch.rand(len(some), generator=generator, dtype=values.dtype))
+        return values
 
     symbol = torch.repeat_interleave(new.states)
     state = torch.arange(len(symbol)) - new.first[symbol]

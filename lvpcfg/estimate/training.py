@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.split_merge import merge, split
-from lvpcfg.files import read_bytes, write_bytes
+from lvpcfg.files import read_bytes, tensor_file, write_bytes
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.lexicon import build_lexicon
@@ -127,7 +126,7 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         """In one file that is there as a whole or not at all."""
-        write_bytes(path, tensors_to_bytes(self.tensors, {"lvpcfg": json.dumps(self.about)}))
+        write_bytes(path, *tensor_file(self.tensors, {"lvpcfg": json.dumps(self.about)}))
 
 
 class Trainer:

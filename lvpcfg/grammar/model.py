@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,11 +17,10 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.files import PathLike, read_bytes, write_bytes, writing
+from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.binarise import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
@@ -30,6 +30,7 @@ JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.n
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
 FORMAT, VERSION = "lvpcfg", 2
 MOST_STATES = 1_000_000
+PART = 1 << 22  # numbers looked at at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +49,17 @@ class Model:
         """
         folder = Path(path)
         tensors = _tensors(self)
-        data = tensors_to_bytes(tensors)
-        description = _description(self, data)
+        description = _description(self)
         _Reader(f"the model for {show(str(folder), 200)} cannot be saved", _through_json(description), tensors).model()
+        data = tensor_file(tensors, {})
+        description["tensors_sha256"] = _digest(data)
         lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
         with writing(folder):
             text = ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8")
             folder.mkdir(parents=True, exist_ok=True)
             _finish_save(folder)
             # The new numbers wait beside the old ones until model.json, in one step, names them.
-            write_bytes(folder / WAITING, data)
+            write_bytes(folder / WAITING, *data)
             write_bytes(folder / JSON, text)
             os.replace(folder / WAITING, folder / TENSORS)
 
@@ -83,15 +85,15 @@ def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
     tensors["hierarchy"] = grammar.hierarchy
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
-    return {name: tensor.detach().flatten().cpu().clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
 
 
-def _description(model: Model, tensors: bytes) -> dict[str, Any]:
+def _description(model: Model) -> dict[str, Any]:
     grammar, lexicon, horizontal = model.grammar, model.lexicon, model.binarisation.horizontal
     return {
         "format": FORMAT,
         "version": VERSION,
-        "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+        "tensors_sha256": "",  # filled in when the rest is accepted
         "provenance": model.provenance,
         # JSON has no infinity.
         "binarisation": asdict(model.binarisation) | {"horizontal": "inf" if horizontal == math.inf else horizontal},
@@ -117,6 +119,13 @@ def _through_json(description: dict[str, Any]) -> Any:
     return returned
 
 
+def _digest(parts: Sequence[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def _finish_save(folder: Path) -> None:
     """Where a save was cut off behind its writing of model.json, its numbers take their place."""
     try:
@@ -124,7 +133,7 @@ def _finish_save(folder: Path) -> None:
         waiting = (folder / WAITING).read_bytes()
     except (OSError, ValueError, RecursionError):
         return
-    if isinstance(description, dict) and description.get("tensors_sha256") == hashlib.sha256(waiting).hexdigest():
+    if isinstance(description, dict) and description.get("tensors_sha256") == _digest([waiting]):
         os.replace(folder / WAITING, folder / TENSORS)
 
 
@@ -147,7 +156,7 @@ def _matching_tensors(folder: Path, digest: str) -> bytes | None:
         if os.path.isfile(folder / name):
             with suppress(InputError):  # it may have been renamed since
                 data = read_bytes(folder / name)
-                if hashlib.sha256(data).hexdigest() == digest:
+                if _digest([data]) == digest:
                     return data
     return None
 
@@ -275,7 +284,7 @@ class _Reader:
             self.refuse(f"the tensor {name!r} has {len(tensor)} numbers, expected {show(size)}")
         if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != self.tensor("root").dtype:
             self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected float32 or float64 for all tensors")
-        if not bool(tensor.isfinite().all()):
+        if not all(bool(part.isfinite().all()) for part in tensor.split(PART)):
             self.refuse(f"the tensor {name!r} holds numbers that are not finite")
         return tensor
 

@@ -137,7 +137,7 @@ class Training:
         self.seconds = 0.0  # of all iterations
         if config.resume and self.path.exists():
             self._load()
-            ready = "is finished already" if self.trainer.finished else f"goes on after iteration {self.trainer.done}"
+            ready = f"goes on after iteration {self.trainer.done}" if self._is_open() else "is finished already"
             run.say(f"The training in {self.path} {ready}.")
         self.checkpoint = self._make_checkpoint()
 
@@ -172,7 +172,7 @@ class Training:
     def finish(self) -> None:
         """Runs the iterations that are still to come."""
         trainer, config = self.trainer, self.config
-        if self.records and trainer.finished:
+        if not self._is_open():
             return
         title = f"restart {self.suffix[1:]}" if self.suffix else "training"
         with (
@@ -180,16 +180,18 @@ class Training:
             self._board() as board,
             tqdm(total=len(trainer.steps), initial=trainer.done, desc=title, unit="iteration", disable=None) as bar,
         ):
-            if not self.records:
+            if self._is_due():
                 self._look(board, bar)
+                if trainer.done:  # it was stopped while it was looked at
+                    self.checkpoint.save(self.path)
             begin = time.perf_counter()
-            for step in trainer.run():
+            for _ in trainer.run():
                 seconds = time.perf_counter() - begin
                 self.seconds += seconds
                 board.iteration(trainer.done, self._figures(), seconds)
-                if step.last or (step.phase == EM and step.iteration % config.evaluate_every == 0):
+                self.checkpoint = self._make_checkpoint()  # and the counts before this iteration are let go
+                if self._is_due():
                     self._look(board, bar)
-                self.checkpoint = self._make_checkpoint()
                 if trainer.done % config.checkpoint_every == 0 or trainer.finished:
                     self.checkpoint.save(self.path)
                 bar.set_postfix_str(f"log-likelihood/word {trainer.log_likelihood / self.words:.3f}", refresh=False)
@@ -232,18 +234,28 @@ class Training:
         return {
             "iterations": trainer.done,
             "states": int(trainer.latent.states.sum()),
-            "rules": int((trainer.counts.rules > 0).sum()),
+            "rules": int(trainer.counts.rules.count_nonzero()),
             "log_likelihood_per_word": log_likelihood / self.words,
         }
 
+    def _is_open(self) -> bool:
+        return self._is_due() or not self.trainer.finished
+
+    def _is_due(self) -> bool:
+        """Whether the grammar as it is now shall be looked at, and was not."""
+        done = self.trainer.done
+        if self.records and self.records[-1]["iterations"] == done:
+            return False
+        step = self.trainer.steps[done - 1] if done else None
+        return step is None or step.last or (step.phase == EM and step.iteration % self.config.evaluate_every == 0)
+
     def _look(self, board: "Board", bar: "tqdm[NoReturn]") -> None:
         """Records the figures of the grammar as it is now, and saves it if it is the best so far."""
-        trainer, config, folder = self.trainer, self.config, self.run.folder
+        trainer, folder = self.trainer, self.run.folder
         model, record = trainer.model(), self._figures() | {"seconds": self.seconds}
         if self.gold:
-            parser = Parser(model, config.decoder, config.device, config.dtype, config.prune)
-            found = parser.parse_sents([words(tree) for tree in self.gold], progress=True)
-            record |= evaluate(self.gold, found).figures() | {"fallbacks": parser.counts.fallbacks}
+            found, fallbacks = self._parsed(model)
+            record |= evaluate(self.gold, found).figures() | {"fallbacks": fallbacks}
             board.parses(trainer.done, self.gold, found)
         self.records.append(record)
         if record is self.best:
@@ -254,9 +266,16 @@ class Training:
                 (self.gold or trainer.finished) and self.score() > max(rival.score() for rival in self.rivals)
             ):
                 model.save(folder / "model")
+        self.checkpoint = self._make_checkpoint()
         board.record(trainer.done, model.grammar, record, self.best)
         with bar.external_write_mode():
             self.run.say(self._line(record))
+
+    def _parsed(self, model: Model) -> tuple[list[Tree], int]:
+        """The sentences of `gold`, parsed, and how many the grammar has no tree for."""
+        config = self.config
+        parser = Parser(model, config.decoder, config.device, config.dtype, config.prune)
+        return parser.parse_sents(map(words, self.gold), progress=True), parser.counts.fallbacks
 
     def _line(self, record: Record) -> str:
         text = f"{self._title(record)}: {record['states']:,} states, "
