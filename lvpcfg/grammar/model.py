@@ -22,13 +22,14 @@ from torch import Tensor
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.kruskal import Factors, RuleFactors
 from lvpcfg.trees.binarise import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
-FORMAT, VERSION = "lvpcfg", 2
+FORMAT, OLDEST, VERSION = "lvpcfg", 2, 3
 MOST_STATES = 1_000_000
 PART = 1 << 22  # numbers looked at at once
 
@@ -85,6 +86,11 @@ def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
     tensors["hierarchy"] = grammar.hierarchy
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
+    if grammar.factored is not None:
+        tensors |= {f"factored.{name}": factor for name, factor in vars(grammar.factored.factors).items()}
+        tensors["factored.rules"] = grammar.factored.rules
+    if grammar.kruskal is not None:
+        tensors |= {f"kruskal.{name}": factor for name, factor in vars(grammar.kruskal).items()}
     return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
 
 
@@ -103,6 +109,8 @@ def _description(model: Model) -> dict[str, Any]:
         "binary_rules": grammar.binary_rules.tolist(),
         "unary_rules": grammar.unary_rules.tolist(),
         "closed": grammar.closed,
+        "factored_rank": 0 if grammar.factored is None else grammar.factored.factors.rank,  # 0: none are
+        "kruskal_rank": 0 if grammar.kruskal is None else grammar.kruskal.rank,
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
@@ -183,7 +191,7 @@ class _Reader:
             self.refuse(f"it is in format {show(version)} of a newer lvpcfg, and this one reads up to {VERSION}")
         if version < 1:
             self.refuse(f"there is no format {show(version)}")
-        if version < VERSION:
+        if version < OLDEST:
             self.refuse(f"it is in format {version} of an older lvpcfg, which this one no longer reads: train it again")
 
     def model(self) -> Model:
@@ -194,10 +202,14 @@ class _Reader:
         binary_rules = self.rules("binary_rules", 3, symbols)
         unary_rules = self.rules("unary_rules", 2, symbols)
         lexicon = self.lexicon()
+        inner = sum(states[: len(symbols.interminals)])
+        factored = self.factored(len(binary_rules), max(states))
+        exact = set(range(len(binary_rules))) - set([] if factored is None else factored.rules.tolist())
+        sizes = [states[a] * states[b] * states[c] for a, b, c in (binary_rules[rule] for rule in exact)]
         grammar = Grammar(
             symbols=symbols,
             root=self.floats("root", sum(states)),
-            binary=self.floats("binary", sum(states[a] * states[b] * states[c] for a, b, c in binary_rules)),
+            binary=self.floats("binary", sum(sizes)),
             unary=self.floats("unary", sum(states[a] * states[b] for a, b in unary_rules)),
             lexical=self.lexical(len(lexicon), sum(states[len(symbols.interminals) :])),
             states=torch.tensor(states, dtype=torch.int64),
@@ -205,8 +217,37 @@ class _Reader:
             unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
             hierarchy=self.hierarchy(states),
             closed="closed" in self.description and self.get("closed", bool),  # else saved before there was such
+            factored=factored,
+            kruskal=self.factors("kruskal", self.rank("kruskal"), (inner, sum(states), sum(states))),
         )
         return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict))
+
+    def factored(self, rules: int, widest: int) -> RuleFactors | None:
+        if not self.rank("factored"):
+            return None
+        numbers = self.indices("factored.rules")
+        if not bool(((numbers >= 0) & (numbers < rules)).all()) or bool((numbers[1:] <= numbers[:-1]).any()):
+            self.refuse(f"the tensor 'factored.rules' should have numbers of its {rules} rules, ascending")
+        factors = self.factors("factored", self.rank("factored"), (widest,) * 3, len(numbers))
+        return None if factors is None else RuleFactors(numbers, factors)
+
+    def rank(self, name: str) -> int:
+        """Of a Kruskal form; 0 where there is none, as in the models of older versions."""
+        rank: int = self.get(f"{name}_rank", int) if f"{name}_rank" in self.description else 0
+        if not 0 <= rank <= MOST_STATES:
+            self.refuse(f"'{name}_rank' is {show(rank)}: expected a number from 0 to {MOST_STATES}")
+        return rank
+
+    def factors(self, name: str, rank: int, sizes: tuple[int, ...], batch: int | None = None) -> Factors | None:
+        if not rank:
+            return None
+        lead = () if batch is None else (batch,)
+        return Factors(
+            *(
+                self.floats(f"{name}.{factor}", math.prod(lead) * rank * size).view(*lead, rank, size)
+                for factor, size in zip("uvw", sizes, strict=True)
+            )
+        )
 
     def hierarchy(self, states: list[int]) -> Tensor:
         ancestors = self.indices("hierarchy")
