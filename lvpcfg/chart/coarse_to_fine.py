@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
-from lvpcfg.chart.forest import Forest, Plan
+from lvpcfg.chart.forest import Forest, Plan, Tensors
 from lvpcfg.chart.prune import Coarse, FineRules, Kept
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.trees.binarise import INTERMEDIATE
@@ -107,7 +107,7 @@ class Fine:
 
     def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
-        self.plan = Plan(forest, rules.sizes)
+        self.plan = Plan(forest, rules.sizes, rules.factored)
         self.weights = self.plan.weights(rules.values, leaf.dtype)
 
     def posteriors(self) -> Posteriors:
@@ -120,7 +120,7 @@ class Fine:
         """log p of the tree that each sentence is left with when every node keeps but one edge."""
         edges = chosen[chosen >= 0]
         columns = {name: getattr(self.forest, name)[edges] for name in ("level", "rule", "parent", "left", "right")}
-        plan = Plan(replace(self.forest, **columns), self.rules.sizes)
+        plan = Plan(replace(self.forest, **columns), self.rules.sizes, self.rules.factored)
         return plan.inside(plan.weights(self.rules.values, self.leaf.dtype), self.leaf).log_z
 
     def best_derivations(self) -> tuple[Tensor, Tensor]:
@@ -135,14 +135,16 @@ class Fine:
         for level in reversed(plan.levels):
             parts = []
             for tiles in level.tiles:
-                _, y, z = plan.shapes[tiles.shape]
+                _, y, z, _ = plan.shapes[tiles.shape]
+                rules = self.weights[tiles.shape]
+                assert isinstance(rules, Tensors)
                 wanted = state[tiles.parent] >= 0
                 rule = tiles.rule[wanted.nonzero()[:, 0]]
                 parent, left, right, edge = (
                     column[wanted] for column in (tiles.parent, tiles.left, tiles.right, tiles.edge)
                 )
                 children = (alpha[left, :y].unsqueeze(2) * alpha[right, :z].unsqueeze(1)).flatten(1)
-                value, place = (self.weights[tiles.shape][rule, state[parent]] * children).max(1)
+                value, place = (rules.values[rule, state[parent]] * children).max(1)
                 value = value * torch.exp2(exponent[left] + exponent[right] - exponent[parent])
                 parts.append((value, edge, parent, left, right, place // z, place % z))
             value, edge, parent, left, right, of_left, of_right = map(torch.cat, zip(*parts, strict=True))

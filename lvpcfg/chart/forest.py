@@ -10,6 +10,9 @@ Edges of one level are computed together, as products of batches of matrices: th
 of one width, with the rule's tensor once a tile. The width is the mean number of edges a rule has there, so that
 neither the padding of tiles nor the tensors more than double. Rules are padded to a few shapes, as few as pay.
 
+A rule may be in Kruskal form (Cohen & Collins 2012), T(y2, y3) = U^T (V y2 * W y3): r (x + y + z) multiplications an
+edge instead of x y z, and as many fewer numbers to fetch for each tile.
+
 A unary rule is a binary one whose right child is the constant 1, and the root distribution is the unary rules of
 a node on top, which has one state. Each node holds mantissas and an exponent, as the cells of a chart do.
 """
@@ -23,10 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lvpcfg.grammar.kruskal import Factors, RuleFactors
+
 BATCH = 250_000  # what another batch of edges costs, in multiplications
 CHUNK = 1 << 20  # numbers held by one step
 NOTHING = -1e9  # the exponent of a node without derivations
-Shape = tuple[int, int, int]
+Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of Kruskal forms, 0 for tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,29 +91,101 @@ class Scores:
     log_z: Tensor
 
 
-class Plan:
-    """How to compute a forest under rules of given sizes [rules, (x, y, z)]."""
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """T of some rules, [rules, x, y * z]."""
 
-    def __init__(self, forest: Forest, sizes: Tensor) -> None:
-        self.forest, self.device = forest, forest.rule.device
+    values: Tensor
+
+    def of(self, rule: Tensor) -> "Tensors":
+        return Tensors(self.values.index_select(0, rule))
+
+    def parents(self, left: Tensor, right: Tensor) -> Tensor:
+        """T(y2, y3): [tiles, width, y] and [tiles, width, z] -> [tiles, width, x]."""
+        return torch.bmm(_outer(left, right), self.values.transpose(1, 2))
+
+    def best_parents(self, left: Tensor, right: Tensor) -> Tensor:
+        """The same with the largest product instead of the sum."""
+        outer = _outer(left, right)
+        return torch.stack([(outer * row.unsqueeze(1)).amax(2) for row in self.values.unbind(1)], 2)
+
+    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """T_(1,3)(y1, y3) and T_(1,2)(y1, y2): [tiles, width, x] -> [tiles, width, y] and [tiles, width, z]."""
+        outer = torch.bmm(rows, self.values).unflatten(2, (left.shape[2], -1))
+        into_left = torch.matmul(outer, right.unsqueeze(3)).squeeze(3)
+        return into_left, torch.matmul(left.unsqueeze(2), outer).squeeze(2)
+
+    def totals(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """T applied to all three, [tiles, width]."""
+        return (torch.bmm(rows, self.values) * _outer(left, right)).sum(2)
+
+
+@dataclass(frozen=True, eq=False)
+class KruskalForms:
+    """The same in Kruskal form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z]."""
+
+    factors: Factors
+
+    def of(self, rule: Tensor) -> "KruskalForms":
+        return KruskalForms(self.factors.map(lambda factor: factor.index_select(0, rule)))
+
+    def parents(self, left: Tensor, right: Tensor) -> Tensor:
+        left, right = self._lanes(left, right)
+        return torch.bmm(left.mul_(right), self.factors.u)
+
+    def best_parents(self, left: Tensor, right: Tensor) -> Tensor:
+        raise AssertionError("derivations are those of tensors: `Grammar.expanded`")
+
+    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        (left, right), lanes = self._lanes(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
+        return torch.bmm(right.mul_(lanes), self.factors.v), torch.bmm(left.mul_(lanes), self.factors.w)
+
+    def totals(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        left, right = self._lanes(left, right)
+        return left.mul_(right).mul_(torch.bmm(rows, self.factors.u.transpose(1, 2))).sum(2)
+
+    def _lanes(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """V y2 and W y3, [tiles, width, rank]."""
+        return torch.bmm(left, self.factors.v.transpose(1, 2)), torch.bmm(right, self.factors.w.transpose(1, 2))
+
+
+Weights = list[Tensors | KruskalForms]
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """[tiles, width, y * z]"""
+    return (left.unsqueeze(3) * right.unsqueeze(2)).flatten(2)
+
+
+class Plan:
+    """How to compute a forest under rules of given sizes [rules, (x, y, z)], some of them in Kruskal form."""
+
+    def __init__(self, forest: Forest, sizes: Tensor, factored: RuleFactors | None = None) -> None:
+        self.forest, self.device, self.factored = forest, forest.rule.device, factored
         self.widest = int(sizes.max())
         level, rule, *columns = (
             column.cpu().numpy() for column in (forest.level, forest.rule, forest.parent, forest.left, forest.right)
         )
         # Only the rules that occur are laid out, and are numbered anew.
         used, rule = np.unique(rule, return_inverse=True)
-        size = sizes.cpu().numpy()
-        starts = np.append(0, size.prod(1).cumsum())
+        size = np.pad(sizes.cpu().numpy(), ((0, 0), (0, 1)))
+        volume, form = size[:, :3].prod(1), np.zeros(len(size), dtype=np.int64)  # a rule's place among Kruskal forms
+        if factored is not None:
+            compressed = factored.rules.cpu().numpy()
+            form[compressed] = np.arange(len(compressed))
+            volume[compressed], size[compressed, 3] = 0, factored.factors.rank
+        starts = np.append(0, volume.cumsum())
         size, self.size = size[used], int(starts[-1])
         columns = [np.append(column, forest.nodes) for column in columns]  # the edge past the last leads to nothing
         self.shapes, shape_of = _shapes(size, rule, level)
         within = np.zeros(len(size), dtype=np.int64)  # a rule's place among those of its shape
         self.rules, self.layouts = [], []  # for each shape
-        for i in range(len(self.shapes)):
+        for i, (*_, rank) in enumerate(self.shapes):
             rules = np.flatnonzero(shape_of == i)
             within[rules] = np.arange(len(rules))
             self.rules.append(self._tensor(used[rules]))
-            layout = np.column_stack([starts[used[rules]], size[rules]])  # [rules, (start, x, y, z)]
+            start = form if rank else starts
+            layout = np.column_stack([start[used[rules]], size[rules, :3]])  # [rules, (start, x, y, z)]
             self.layouts.append(self._tensor(layout.astype(np.int32 if self.size < 2**31 else np.int64)))
 
         def tiled(edges: np.ndarray) -> Tiles:
@@ -137,40 +214,47 @@ class Plan:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def weights(self, rules: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        """The rule tensors of each shape, [rules, x, y * z], from all of them end to end."""
-        weights = [
-            rules.new_empty(len(layout), x, y * z, dtype=dtype)
-            for (x, y, z), layout in zip(self.shapes, self.layouts, strict=True)
-        ]
+    def weights(self, rules: Tensor, dtype: torch.dtype) -> Weights:
+        """The rules of each shape, from the tensors of all that have one, end to end."""
+        weights: Weights = []
+        for (x, y, z, rank), layout in zip(self.shapes, self.layouts, strict=True):
+            if rank and self.factored is not None:
+                u, v, w = (
+                    factor.index_select(0, layout[:, 0]).narrow(2, 0, size).to(dtype)
+                    for factor, size in zip(vars(self.factored.factors).values(), (x, y, z), strict=True)
+                )
+                weights.append(KruskalForms(Factors(u, v, w)))
+            else:
+                weights.append(Tensors(rules.new_empty(len(layout), x, y * z, dtype=dtype)))
         for part, place in self._parts(weights):
             values = rules.index_select(0, place.clamp_max(self.size - 1).flatten()).view(place.shape)
             part.copy_(torch.where(place < self.size, values, 0))
         return weights
 
-    def flat(self, weights: list[Tensor]) -> Tensor:
+    def flat(self, weights: Weights) -> Tensor:
         """Backwards through `weights`; rules that do not occur are 0."""
-        rules = weights[0].new_zeros(self.size + 1)
+        rules = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
         for part, place in self._parts(weights):
             rules.index_copy_(0, place.flatten().long(), part.flatten())
         return rules[:-1]
 
-    def _parts(self, weights: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, weights: Weights) -> Iterator[tuple[Tensor, Tensor]]:
         """Of tensors as `weights` makes them a few rules at a time, and their places: all would fill the memory."""
-        for shape, layout, tensor in zip(self.shapes, self.layouts, weights, strict=True):
-            some = max(1, CHUNK // math.prod(shape))
-            for part, layouts in zip(tensor.split(some), layout.split(some), strict=True):
-                yield part, self._places(shape, layouts)
+        for shape, layout, some in zip(self.shapes, self.layouts, weights, strict=True):
+            if isinstance(some, Tensors):
+                size = max(1, CHUNK // math.prod(shape[:3]))
+                for part, layouts in zip(some.values.split(size), layout.split(size), strict=True):
+                    yield part, self._places(shape, layouts)
 
     def _places(self, shape: Shape, layout: Tensor) -> Tensor:
         """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
-        x, y, z = (torch.arange(size, dtype=layout.dtype, device=self.device) for size in shape)
+        x, y, z = (torch.arange(size, dtype=layout.dtype, device=self.device) for size in shape[:3])
         x, y = x.view(-1, 1, 1), y.view(-1, 1)
         start, mx, my, mz = layout.view(-1, 4, 1, 1, 1).unbind(1)
         inside = (x < mx) & (y < my) & (z < mz)
         return torch.where(inside, start + (x * my + y) * mz + z, self.size).flatten(2)
 
-    def inside(self, weights: list[Tensor], leaf: Tensor, best: bool = False) -> Scores:
+    def inside(self, weights: Weights, leaf: Tensor, best: bool = False) -> Scores:
         """`leaf` is [leaves, states]. With `best`, the best derivations instead of the sum of all."""
         forest = self.forest
         alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
@@ -180,7 +264,7 @@ class Plan:
 
         def normalise(nodes: Tensor, base: Tensor | None) -> None:
             rows = alpha.index_select(0, nodes)
-            largest = rows.amax(1)
+            largest = rows.abs().amax(1)
             shift = largest.log2().floor().clamp_min(-100)
             alpha.index_copy_(0, nodes, rows * torch.exp2(-shift).unsqueeze(1))
             total = shift if base is None else shift + base.index_select(0, nodes)
@@ -199,10 +283,10 @@ class Plan:
                     cells.index_add_(0, parent, rows)
             alpha[-2] = 0
             normalise(level.nodes, base)
-        top = alpha[forest.tops, 0].double().log() + math.log(2) * exponent[forest.tops].double()
-        return Scores(alpha, exponent, top)
+        top = alpha[forest.tops, 0].double().clamp_min(0)  # a sum below zero is an error of the approximation
+        return Scores(alpha, exponent, top.log() + math.log(2) * exponent[forest.tops].double())
 
-    def outside(self, weights: list[Tensor], scores: Scores, gradient: Tensor) -> Tensor:
+    def outside(self, weights: Weights, scores: Scores, gradient: Tensor) -> Tensor:
         """beta [nodes + 2, states]: the derivative of log Z, times `gradient` [sentences], by alpha."""
         forest, alpha = self.forest, scores.alpha
         beta = torch.zeros_like(alpha)
@@ -210,14 +294,10 @@ class Plan:
         beta[forest.tops, 0] = torch.where(top > 0, gradient.to(alpha.dtype) / top, 0)
         for level in reversed(self.levels):
             for tiles in self._steps(level.tiles):
-                _, y, z = self.shapes[tiles.shape]
-                rows = self._gradients(tiles, beta, scores.exponent)
-                outer = torch.bmm(rows, weights[tiles.shape].index_select(0, tiles.rule)).view(-1, y, z)
-                left, right = (child.flatten(0, 1) for child in self._children(tiles, alpha))
-                into_left = torch.matmul(outer, right.unsqueeze(2)).squeeze(2)
-                beta.narrow(1, 0, y).index_add_(0, tiles.left.flatten(), into_left)
-                into_right = torch.matmul(left.unsqueeze(1), outer).squeeze(1)
-                beta.narrow(1, 0, z).index_add_(0, tiles.right.flatten(), into_right)
+                rows, children = self._gradients(tiles, beta, scores.exponent), self._children(tiles, alpha)
+                found = weights[tiles.shape].of(tiles.rule).children(rows, *children)
+                for child, part in zip((tiles.left, tiles.right), found, strict=True):
+                    beta.narrow(1, 0, part.shape[2]).index_add_(0, child.flatten(), part.flatten(0, 1))
         beta[-2:] = 0
         return beta
 
@@ -226,35 +306,33 @@ class Plan:
         total = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
         for tiles in self._steps(self.by_rule):
             rows = self._gradients(tiles, beta, scores.exponent)
-            found = torch.bmm(rows.transpose(1, 2), self._outer(tiles, scores.alpha))
+            found = torch.bmm(rows.transpose(1, 2), _outer(*self._children(tiles, scores.alpha)))
             place = self._places(self.shapes[tiles.shape], self.layouts[tiles.shape].index_select(0, tiles.rule))
             total.index_add_(0, place.flatten(), found.flatten().double())
         return total[:-1]
 
-    def edge_posteriors(self, weights: list[Tensor], scores: Scores, beta: Tensor) -> Tensor:
+    def edge_posteriors(self, weights: Weights, scores: Scores, beta: Tensor) -> Tensor:
         """[edges]: sum over states of O(parent) T I(left) I(right) / Z."""
         posterior = beta.new_zeros(len(self.forest.rule) + 1)
         for tiles in self._steps(self.by_rule):
-            rows = torch.bmm(
-                self._gradients(tiles, beta, scores.exponent), weights[tiles.shape].index_select(0, tiles.rule)
-            )
-            posterior.index_copy_(0, tiles.edge.flatten(), (rows * self._outer(tiles, scores.alpha)).sum(2).flatten())
+            rows, children = self._gradients(tiles, beta, scores.exponent), self._children(tiles, scores.alpha)
+            found = weights[tiles.shape].of(tiles.rule).totals(rows, *children)
+            posterior.index_copy_(0, tiles.edge.flatten(), found.flatten())
         return posterior[:-1]
 
     def _steps(self, batches: Iterable[Tiles]) -> Iterator[Tiles]:
         for tiles in batches:
-            x, y, z = self.shapes[tiles.shape]
-            yield from tiles.parts(max(1, CHUNK // (y * z * (x + tiles.edge.shape[1]))))
+            x, y, z, rank = self.shapes[tiles.shape]
+            width = tiles.edge.shape[1]
+            each = (rank + width) * (x + y + z) if rank else y * z * (x + width)
+            yield from tiles.parts(max(1, CHUNK // each))
 
     def _rows(
-        self, tiles: Tiles, weights: list[Tensor], alpha: Tensor, exponent: Tensor, base: Tensor, best: bool
+        self, tiles: Tiles, weights: Weights, alpha: Tensor, exponent: Tensor, base: Tensor, best: bool
     ) -> Tensor:
         """What each edge brings to its parent, [tiles, width, x], with the exponents `base`."""
-        tensor, outer = weights[tiles.shape].index_select(0, tiles.rule), self._outer(tiles, alpha)
-        if best:
-            rows = torch.stack([(outer * row.unsqueeze(1)).amax(2) for row in tensor.unbind(1)], 2)
-        else:
-            rows = torch.bmm(outer, tensor.transpose(1, 2))
+        rules, children = weights[tiles.shape].of(tiles.rule), self._children(tiles, alpha)
+        rows = rules.best_parents(*children) if best else rules.parents(*children)
         return rows * self._factor(tiles, exponent, base)
 
     def _gradients(self, tiles: Tiles, beta: Tensor, exponent: Tensor) -> Tensor:
@@ -269,36 +347,41 @@ class Plan:
         )
 
     def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        _, y, z = self.shapes[tiles.shape]
+        _, y, z, _ = self.shapes[tiles.shape]
         left, right = (alpha.index_select(0, child.flatten()) for child in (tiles.left, tiles.right))
         return left.view(*tiles.edge.shape, -1)[..., :y], right.view(*tiles.edge.shape, -1)[..., :z]
-
-    def _outer(self, tiles: Tiles, alpha: Tensor) -> Tensor:
-        left, right = self._children(tiles, alpha)
-        return (left.unsqueeze(3) * right.unsqueeze(2)).flatten(2)
 
 
 def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[list[Shape], np.ndarray]:
     """A few shapes, and the one that each rule is padded to: two are joined where that costs less than a batch."""
-    rounded = np.minimum(2 ** np.ceil(np.log2(sizes)).astype(np.int64), sizes.max(initial=1))
+    widest = sizes[:, :3].max(initial=1)
+    rounded = np.minimum(2 ** np.ceil(np.log2(sizes[:, :3])).astype(np.int64), widest)
+    rounded = np.column_stack([rounded, sizes[:, 3]])
     shapes, shape_of = np.unique(rounded, axis=0, return_inverse=True)
     shape_of = shape_of.reshape(-1)
     edges = np.bincount(shape_of[rule], minlength=len(shapes)).astype(np.float64)
     levels = np.zeros((len(shapes), int(level.max(initial=0)) + 1), dtype=bool)
     levels[shape_of[rule], level] = True
     while len(shapes) > 1:
-        union = np.maximum(shapes[:, None], shapes[None])  # [shapes, shapes, 3]
-        cost = edges * shapes.prod(1)
-        padding = (edges[:, None] + edges[None]) * union.prod(2) - cost[:, None] - cost[None]
+        union = np.maximum(shapes[:, None], shapes[None])  # [shapes, shapes, 4]
+        cost = edges * _multiplications(shapes)
+        padding = (edges[:, None] + edges[None]) * _multiplications(union) - cost[:, None] - cost[None]
         saved = BATCH * (levels[:, None] & levels[None]).sum(2)
-        gain = np.where(np.eye(len(shapes), dtype=bool), -np.inf, saved - padding)
+        other = np.eye(len(shapes), dtype=bool) | (shapes[:, None, 3] != shapes[None, :, 3])
+        gain = np.where(other, -np.inf, saved - padding)
         i, j = sorted(np.unravel_index(gain.argmax(), gain.shape))
         if gain[i, j] < 0:
             break
         shapes[i], edges[i], levels[i] = union[i, j], edges[i] + edges[j], levels[i] | levels[j]
         shapes, edges, levels = (np.delete(array, j, 0) for array in (shapes, edges, levels))
         shape_of = np.where(shape_of == j, i, shape_of - (shape_of > j))
-    return [(x, y, z) for x, y, z in shapes.tolist()], shape_of
+    return [(x, y, z, rank) for x, y, z, rank in shapes.tolist()], shape_of
+
+
+def _multiplications(shapes: np.ndarray) -> np.ndarray:
+    """Of an edge, [..., 4] -> [...]."""
+    sizes, rank = shapes[..., :3], shapes[..., 3]
+    return np.where(rank > 0, rank * sizes.sum(-1), sizes.prod(-1))
 
 
 def _tiled(rule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

@@ -27,7 +27,7 @@ class FineRules:
     """The rules of a grammar as forests number them: binary rules, steps from bottom to top, root rules."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self.grammar = grammar
+        self.grammar, self.factored = grammar, grammar.factored
         states, symbols = grammar.states, len(grammar.symbols)
         device = states.device
         self.first = grammar.first_state

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.forest import Forest, Plan, log_likelihood
+from lvpcfg.chart.forest import Forest, Plan, Tensors, log_likelihood
 from lvpcfg.estimate.observed import observed_forest
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, emissions
@@ -171,13 +171,12 @@ class Latent:
         parent = torch.nn.functional.pad(self.rules[:, 0], (0, len(self.states)), value=-1).to(self.device)
         matrix = torch.cat([matrix, torch.eye(matrix.shape[1], dtype=matrix.dtype, device=self.device).unsqueeze(0)])
         all_rules = torch.nn.functional.pad(rules.to(self.device), (0, int(self.first[-1])))
-        smoothed = [
-            torch.bmm(matrix[parent[numbers], :x, :x], weights)
-            for (x, _, _), numbers, weights in zip(
-                self.plan.shapes, self.plan.rules, self.plan.weights(all_rules, rules.dtype), strict=True
-            )
-        ]
-        return self.plan.flat(smoothed)[: len(rules)].cpu()
+        weights = self.plan.weights(all_rules, rules.dtype)
+        for numbers, some in zip(self.plan.rules, weights, strict=True):
+            assert isinstance(some, Tensors)
+            x = some.values.shape[1]
+            some.values.copy_(torch.bmm(matrix[parent[numbers], :x, :x], some.values))
+        return self.plan.flat(weights)[: len(rules)].cpu()
 
     def _matrix(self, branch: Tensor, weight: float) -> Tensor:
         """[symbols, states, states]: from parameters to smoothed ones."""
