@@ -12,7 +12,7 @@ from nltk.tree import Tree
 from torch import Tensor
 from tqdm import tqdm
 
-from lvpcfg.chart.build import exact
+from lvpcfg.chart.build import exact, kruskal
 from lvpcfg.chart.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode import (
     DECODERS,
@@ -30,6 +30,7 @@ from lvpcfg.chart.decode import (
     only,
 )
 from lvpcfg.chart.forms import RuleTensors
+from lvpcfg.chart.inside import AnyRules
 from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
 from lvpcfg.chart.unary import Chains
 from lvpcfg.errors import InputError, expect, show
@@ -98,13 +99,19 @@ class Parser(ParserI):  # type: ignore[misc]
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
         self.device = usable_device(device)
         self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
-        self._grammar = self._grammars[0]
+        if decoder == VITERBI:  # derivations are those of tensors
+            self._grammars = [grammar.expanded() for grammar in self._grammars]
+        self._grammar = self._grammars[0].expanded()
         self._signed = any(_signed(grammar) for grammar in self._grammars)
-        if self._signed and (decoder == VITERBI or len(self.models) > 1):
+        approximate = any(grammar.factored is not None for grammar in self._grammars)
+        if self._signed and (decoder == VITERBI or (len(self.models) > 1 and not approximate)):
             what = "the decoder viterbi" if decoder == VITERBI else "a product of grammars"
             raise InputError(f"{what} needs non-negative parameters: this model has negative ones.")
-        latent = bool((self._grammar.states > 1).any())
-        self._pruned = len(self.models) > 1 or (latent and prune > 0 and not self._signed)
+        whole = self._grammar.kruskal is not None
+        if whole and len(self.models) > 1:
+            raise InputError("a product of grammars takes rules, not one Kruskal form of all of them: give one model.")
+        latent = bool((self._grammar.states > 1).any()) and not whole
+        self._pruned = len(self.models) > 1 or (latent and prune > 0 and (approximate or not self._signed))
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
 
@@ -185,8 +192,10 @@ class Parser(ParserI):  # type: ignore[misc]
 
     def _batch(self, length: int) -> int:
         """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
-        inner = sum(len(block.rules) for block in self._form.blocks if block.kind == "inner")
-        lanes = self._form.lanes[0] + max((block.shape[1] for block in self._form.blocks), default=0)
+        rules = self._form if isinstance(self._form, RuleTensors) else self._form.source
+        blocks = () if rules is None else rules.blocks
+        inner = sum(len(block.rules) for block in blocks if block.kind == "inner")
+        lanes = self._form.lanes[0] + max((block.shape[1] for block in blocks), default=0)
         numbers = length * length * (16 * lanes + 2 * inner) + 2 * length * self._form.table_size
         return max(1, min(64, CELLS // max(1, numbers)))
 
@@ -246,24 +255,33 @@ class Parser(ParserI):  # type: ignore[misc]
             entries = [entry for sentence in sentences for entry in model.lexicon.encode(sentence)]
             words.append(grammar.lexical.lookup(torch.tensor(entries, device=self.device)))
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
+        known = self._coarse_to_fine.negative
+        found = self._coarse_to_fine.parse(words, lengths, threshold, probabilities)
+        self.counts.negative_rules += self._coarse_to_fine.negative - known
         return [
             None
             if one.skeleton is None
             else Parse(
                 self._tree(one.skeleton, sentence), one.log_prob, _ratio(one.log_prob, one.log_z), one.log_z, False
             )
-            for one, sentence in zip(
-                self._coarse_to_fine.parse(words, lengths, threshold, probabilities), sentences, strict=True
-            )
+            for one, sentence in zip(found, sentences, strict=True)
         ]
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds spent so far where charts are pruned: coarse, forest, plan, fine (inside-outside), decode."""
+        return dict(self._coarse_to_fine.times)
 
     @cached_property
     def _coarse_to_fine(self) -> CoarseToFine:
         return CoarseToFine(self._grammars, self.decoder)
 
     @cached_property
-    def _form(self) -> RuleTensors:
-        return exact(self._grammar)
+    def _form(self) -> AnyRules:
+        factors = self._grammar.kruskal
+        if factors is None:
+            return exact(self._grammar)
+        return kruskal(self._grammar.root, factors.u, factors.v, factors.w, self._grammar)
 
     def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
         entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
@@ -323,7 +341,7 @@ class Parser(ParserI):  # type: ignore[misc]
         return Chains.of_symbols(self._grammar)
 
     @cached_property
-    def _viterbi_form(self) -> RuleTensors:
+    def _viterbi_form(self) -> AnyRules:
         """The rules with the best unary chain between two states instead of their sum."""
         if self._form.closure is None:
             return self._form
@@ -381,7 +399,9 @@ def _ratio(weight: float, total: float) -> float:
 
 
 def _signed(grammar: Grammar) -> bool:
-    tensors = (grammar.root, grammar.binary, grammar.unary, grammar.lexical.value, grammar.lexical.backoff)
+    tensors = [grammar.root, grammar.binary, grammar.unary, grammar.lexical.value, grammar.lexical.backoff]
+    for factors in (grammar.kruskal, None if grammar.factored is None else grammar.factored.factors):
+        tensors += [] if factors is None else vars(factors).values()
     return any(bool((tensor < 0).any()) for tensor in tensors)
 
 

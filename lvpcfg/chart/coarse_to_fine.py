@@ -5,14 +5,17 @@ posteriors, or the posteriors themselves where those are summed.
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
-from lvpcfg.chart.forest import Forest, Plan, Tensors
+from lvpcfg.chart.forest import Forest, Plan, Scores, Tensors
 from lvpcfg.chart.prune import Coarse, FineRules, Kept
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.trees.binarise import INTERMEDIATE
@@ -32,7 +35,9 @@ class CoarseToFine:
     """
 
     def __init__(self, grammars: Sequence[Grammar], decoder: str) -> None:
-        self.decoder, self.coarse = decoder, Coarse(grammars[0])
+        self.decoder, self.coarse = decoder, Coarse(grammars[0].expanded())
+        self.negative = 0  # posteriors of rules below zero, through approximations
+        self.times: defaultdict[str, float] = defaultdict(float)  # seconds, by stage
         self.rules = [FineRules(grammar) for grammar in grammars]
         symbols, device = grammars[0].symbols, grammars[0].root.device
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
@@ -46,35 +51,55 @@ class CoarseToFine:
         """`words` has for each grammar [words of all sentences, tag states]."""
         first = starts_of(lengths)
         parts = []
-        for length in lengths.unique().tolist():
-            numbers = (lengths == length).nonzero().squeeze(1)
-            leaf = words[0][first[numbers] + torch.arange(length, device=lengths.device).unsqueeze(1)]
-            parts.append(self.coarse.kept(leaf, threshold, numbers))
-        kept = Kept.joined(parts)
-        forest = self.coarse.forest(kept, lengths, threshold)
+        with self._stage("coarse"):
+            for length in lengths.unique().tolist():
+                numbers = (lengths == length).nonzero().squeeze(1)
+                leaf = words[0][first[numbers] + torch.arange(length, device=lengths.device).unsqueeze(1)]
+                parts.append(self.coarse.kept(leaf, threshold, numbers))
+            kept = Kept.joined(parts)
+        with self._stage("forest"):
+            forest = self.coarse.forest(kept, lengths, threshold)
         word = first[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
-        fine = [
-            Fine(forest, rules, rules.leaf(table, word, kept.symbol[forest.leaves]))
-            for rules, table in zip(self.rules, words, strict=True)
-        ]
+        with self._stage("plan"):
+            fine = [
+                Fine(forest, rules, rules.leaf(table, word, kept.symbol[forest.leaves]))
+                for rules, table in zip(self.rules, words, strict=True)
+            ]
         if self.decoder == VITERBI:
-            chosen, log_z = fine[0].best_derivations()
+            with self._stage("fine"):
+                chosen, log_z = fine[0].best_derivations()
         else:
-            known = [grammar.posteriors() for grammar in fine]
-            log_z = known[0].log_z
+            with self._stage("fine"):
+                scores = [grammar.inside_outside() for grammar in fine]
+            log_z = scores[0][0].log_z
+        with self._stage("decode"):
             if self.decoder == FREE:
-                nodes = torch.stack([posteriors.nodes for posteriors in known]).sum(0)
+                nodes = torch.stack([(inside.alpha * beta).sum(1) for inside, beta in scores]).sum(0)
                 trees = free_recall(kept, nodes, lengths, self.real, self.coarse.inner)
                 return [
                     Found(tree if z > -math.inf else None, z, -math.inf)
                     for tree, z in zip(trees, log_z.tolist(), strict=True)
                 ]
-            worths = [self._worth(forest, kept, posteriors) for posteriors in known]
-            edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
-            chosen = best_edges(forest, edges, leaves)
-        weights = fine[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
-        trees = skeletons(forest, kept, chosen)
+            if self.decoder != VITERBI:
+                known = [grammar.posteriors(*pair) for grammar, pair in zip(fine, scores, strict=True)]
+                self.negative += sum(int((posteriors.edges < 0).sum()) for posteriors in known)
+                worths = [self._worth(forest, kept, posteriors) for posteriors in known]
+                edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
+                chosen = best_edges(forest, edges, leaves)
+            weights = fine[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
+            trees = skeletons(forest, kept, chosen)
         return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        begin = self._now()
+        yield
+        self.times[name] += self._now() - begin
+
+    def _now(self) -> float:
+        if self.real.is_cuda:
+            torch.cuda.synchronize(self.real.device)  # else the time would be that of giving orders
+        return time.perf_counter()
 
     def _worth(self, forest: Forest, kept: Kept, known: "Posteriors") -> tuple[Tensor, Tensor]:
         """What each edge and each leaf is worth to a tree."""
@@ -110,9 +135,11 @@ class Fine:
         self.plan = Plan(forest, rules.sizes, rules.factored)
         self.weights = self.plan.weights(rules.values, leaf.dtype)
 
-    def posteriors(self) -> Posteriors:
+    def inside_outside(self) -> tuple[Scores, Tensor]:
         scores = self.plan.inside(self.weights, self.leaf)
-        beta = self.plan.outside(self.weights, scores, torch.ones_like(scores.log_z))
+        return scores, self.plan.outside(self.weights, scores, torch.ones_like(scores.log_z))
+
+    def posteriors(self, scores: Scores, beta: Tensor) -> Posteriors:
         edges = self.plan.edge_posteriors(self.weights, scores, beta)
         return Posteriors(scores.log_z, (scores.alpha * beta).sum(1), edges)
 

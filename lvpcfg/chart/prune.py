@@ -84,6 +84,7 @@ def coarse_grammar(grammar: Grammar) -> Grammar:
     ):
         for rule, parent in enumerate(rules[:, 0].tolist()):
             means[rule] = tensor(rule).flatten(1).sum(1) @ of_symbol[parent]
+        means.clamp_min_(0)  # approximations may be below
     root = grammar.root.new_zeros(len(one)).index_add(0, grammar.symbol_of_state, grammar.root)
     return replace(grammar, states=one, binary=binary, unary=unary, root=root)
 
