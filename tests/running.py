@@ -9,9 +9,10 @@ from pathlib import Path
 from hydra.experimental.callback import Callback
 from rich.console import Console
 
+from lvpcfg.decompose.compress import ALSOptions
 from lvpcfg.estimate.training import Options
-from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig
-from lvpcfg.jobs.main import JOBS
+from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, TradeoffConfig
+from lvpcfg.jobs.main import CAREFUL, JOBS
 from lvpcfg.jobs.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,8 @@ def begin(job, folder, printed=None, **options):
         "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
         "binarisation": BinarisationConfig("right", 0, 1, "keep"),
         "estimator": Options(),
+        "decompose": ALSOptions(),
+        "tradeoff": TradeoffConfig([2], [1e-1, 0], [3], 40),
         "signature": "english",
         **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
         **dict.fromkeys(("berkeley", "symbol", "model", "input", "output", "gold", "test", "parameters")),
@@ -41,7 +44,7 @@ def begin(job, folder, printed=None, **options):
     }
     printed = StringIO() if printed is None else printed
     result = Run(Path(folder), Console(file=printed, width=120), config="seed: 0\n", command="lvpcfg job=train")
-    if job != "train":
+    if job not in CAREFUL:
         result.begin()
     JOBS[job](Config(job=job, **(settings | options)), result)
     return result, printed

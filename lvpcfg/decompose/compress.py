@@ -20,7 +20,7 @@ from lvpcfg.decompose.apr import apr, conditional, expected_counts
 from lvpcfg.decompose.cover import cover
 from lvpcfg.decompose.gradient import LOSSES, NONNEGATIVE, OPTIMISERS, VALUES, KruskalGrammar
 from lvpcfg.decompose.svd import slice_svd
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.decompose.whole import fitted, rule_tensor
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
@@ -145,8 +145,8 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     inner = len(grammar.symbols.interminals)
     kind = 2 * (grammar.binary_rules[:, 1] >= inner).long() + (grammar.binary_rules[:, 2] >= inner).long()
     if isinstance(options, ALSOptions):
-        fitted = fit_rules(grammar, options, seed, progress)
-        small, gamma, negative = fitted.within(options.threshold), fitted.gamma, fitted.negative
+        found = fit_rules(grammar, options, seed, progress)
+        small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
         error = float(torch.where(gamma <= options.threshold, gamma, 0).norm()) if options.threshold else 0.0
     else:
         factors = _whole(grammar, options, seed, progress)
@@ -268,24 +268,20 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
     if isinstance(options, GradientOptions):
         tensor = tensor.double()
         x, y, z = tensor.shape
-        fitted = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype)
-        fitted.fit(
+        parameters = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype)
+        parameters.fit(
             tensor,
             options.loss,
             options.optimiser,
             options.iterations,
             progress=None if progress is None else lambda step, _: progress(step + 1, options.iterations),
         )
-        return fitted().map(torch.Tensor.detach)
+        return parameters().map(torch.Tensor.detach)
     return cover(tensor)
 
 
 def _distance(tensor: Tensor, factors: Factors) -> float:
     """||T - T^||_F without writing either out."""
-    (a, b, c), values = tensor.indices(), tensor.values().double()
-    u, v, w = (factor.double() for factor in vars(factors).values())
-    fitted = torch.cat(
-        [(u[:, i] * v[:, j] * w[:, k]).sum(0) for i, j, k in zip(*(x.split(4096) for x in (a, b, c)), strict=True)]
-    )
-    squared = values.square().sum() - 2 * (values * fitted).sum() + Factors(u, v, w).squared_norm()
+    values, factors = tensor.values().double(), factors.map(torch.Tensor.double)
+    squared = values.square().sum() - 2 * (values * fitted(tensor, factors)).sum() + factors.squared_norm()
     return float(squared.clamp_min(0).sqrt())

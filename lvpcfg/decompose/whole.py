@@ -1,9 +1,11 @@
 """A whole grammar as one tensor over (symbol, state) pairs, [interminal states, states, states]."""
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
-from lvpcfg.grammar.expectations import rewrites
+from lvpcfg.grammar.expectations import expected_states, rewrites
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
 
@@ -36,3 +38,76 @@ def spectral_radius(factors: Factors, grammar: Grammar) -> float:
     unary = rewrites(grammar)[1][:, :inner]
     m = binary + binary @ unary if grammar.closed else binary + unary
     return float(torch.linalg.eigvals(m).abs().max())
+
+
+def row_sums(factors: Factors, grammar: Grammar) -> Tensor:
+    """[states of all symbols]: what each (a, h) rewrites to in all, with `factors` for the binary rules."""
+    others = replace(grammar, binary=torch.zeros_like(grammar.binary)).row_sums().double()
+    return others.index_add(0, torch.arange(factors.u.shape[1], device=others.device), _masses(factors))
+
+
+def _masses(factors: Factors) -> Tensor:
+    """[parents]: the sum of each slice T^[a]."""
+    u, v, w = (factor.double() for factor in (factors.u, factors.v, factors.w))
+    return (v.sum(1) * w.sum(1)) @ u
+
+
+def fitted(tensor: Tensor, factors: Factors) -> Tensor:
+    """[nonzeros]: T^ where the sparse T has entries."""
+    parts = zip(*(index.split(4096) for index in tensor.indices()), strict=True)
+    return torch.cat([(factors.u[:, i] * factors.v[:, j] * factors.w[:, k]).sum(0) for i, j, k in parts])
+
+
+def divergence(grammar: Grammar, factors: Factors) -> float:
+    """KL of the grammar's trees from those with `factors` for the binary rules, in nats a tree; inf where T^ <= 0 < T.
+
+    sum over rules of E(a) (t log(t / t^) - t + t^), E(a) being how often a is expected in a tree: where both are
+    normalised the last two cancel.
+    """
+    tensor, factors = rule_tensor(grammar), factors.map(torch.Tensor.double)
+    expected, t = expected_states(grammar).double()[: tensor.shape[0]], tensor.values().double()
+    approximate = fitted(tensor, factors)
+    if bool((approximate <= 0).any()):
+        return float("inf")
+    gains = expected[tensor.indices()[0]] * (t * (t / approximate).log() - t)
+    return max(0.0, float(gains.sum() + expected @ _masses(factors)))  # nothing is lost but by rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """T^ beside T, by the kinds of children: [4], 2 * (left child is a word) + (right child is a word)."""
+
+    norm: Tensor  # ||T||_F
+    error: Tensor  # ||T - T^||_F
+    mass: Tensor  # the sum of |T^|
+    negative: Tensor  # of it, in entries below zero
+    added: Tensor  # of it, where T is zero
+
+
+def difference(tensor: Tensor, factors: Factors) -> Difference:
+    """T is sparse, [interminal states, states, states]; T^ is written out one parent at a time."""
+    inner, states = tensor.shape[:2]
+    (parent, *places), values = tensor.indices(), tensor.values().double()
+    begin = torch.searchsorted(parent, torch.arange(inner + 1, device=parent.device)).tolist()
+    u, v, w = (factor.double() for factor in (factors.u, factors.v, factors.w))
+    total = values.new_zeros(5, 4)
+    for a in range(inner):
+        terms, own = u[:, a].nonzero().squeeze(1), slice(begin[a], begin[a + 1])
+        exact = values.new_zeros(states, states)
+        exact[places[0][own], places[1][own]] = values[own]
+        approximate = (u[terms, a].unsqueeze(1) * v[terms]).T @ w[terms]
+        sizes = approximate.abs()
+        parts = (
+            exact.square(),
+            (exact - approximate).square(),
+            sizes,
+            torch.where(approximate < 0, sizes, 0),
+            torch.where(exact == 0, sizes, 0),
+        )
+        total += torch.stack([torch.stack([_corner(part, inner, kind) for kind in range(4)]) for part in parts])
+    return Difference(*total[:2].sqrt(), *total[2:])
+
+
+def _corner(matrix: Tensor, inner: int, kind: int) -> Tensor:
+    left, right = (slice(inner, None) if word else slice(inner) for word in (kind // 2, kind % 2))
+    return matrix[left, right].sum()

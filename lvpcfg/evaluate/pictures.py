@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from nltk.tree import Tree
@@ -13,6 +14,7 @@ from lvpcfg.trees.binarise import INTERMEDIATE
 from lvpcfg.trees.walk import rebuild, words
 
 WRONG = "#c0392b"
+ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
 
 
 def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
@@ -95,6 +97,23 @@ def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("states")
         axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
+    """The share of rules of each class with an error up to gamma, and the threshold."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, some in errors.items():
+        axes.step(sorted(max(error, ROUNDING) for error in some), np.arange(1, len(some) + 1) / len(some), label=name)
+    if threshold > 0:
+        axes.axvline(threshold, color="0.6", linestyle=":", label="threshold")
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("error of a rule, gamma = ||T - T^||")
+    axes.set_ylabel("share of the rules with up to gamma")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -1,6 +1,6 @@
 """Reads the command line before Hydra does: a wrong option gets one sentence and the nearest right one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
@@ -12,11 +12,15 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lvpcfg.decompose.compress import METHODS
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.training import ESTIMATORS
 from lvpcfg.jobs import config
 
-GROUPS = ("estimator",)
+GROUPS: dict[str, Mapping[str, type]] = {
+    "estimator": ESTIMATORS,
+    "decompose": METHODS,
+}  # and what can be chosen from each
 QUOTES = "a value with commas, brackets, = or letters beyond ASCII goes in quotes of its own, as in gold='\"a=b.mrg\"'"
 SWEEPS = ("-m", "--multirun")
 ALONE = (*SWEEPS, "-r", "--run", "-h", "--help", "--hydra-help", "--version", "--resolve")  # take no value
@@ -70,9 +74,10 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
             continue
         if key not in known:
-            owners = [name for name, options in ESTIMATORS.items() if hasattr(options, key.removeprefix("estimator."))]
-            if key.startswith("estimator.") and owners:
-                yield f"{show(key)} is an option of estimator={' or estimator='.join(owners)}: choose that first."
+            group, _, name = key.partition(".")
+            owners = [f"{group}={owner}" for owner, options in GROUPS.get(group, {}).items() if hasattr(options, name)]
+            if owners:
+                yield f"{show(key)} is an option of {' or '.join(owners)}: choose that first."
             near = get_close_matches(key, known, n=1, cutoff=0.5)
             yield f"there is no option {show(key)}" + (f": did you mean {near[0]!r}?" if near else "; see --help.")
             continue

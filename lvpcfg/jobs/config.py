@@ -8,6 +8,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from lvpcfg.chart.decode import DECODERS
+from lvpcfg.decompose import compress
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.estimate.training import ESTIMATORS, Options, check
 from lvpcfg.parser import DTYPES
@@ -24,6 +25,8 @@ JOBS = {  # and the options each of them reads
     ),
     "import": ("berkeley",),
     "inspect": ("model", "symbol"),
+    "compress": ("model", "decompose", "seed", "device", "threads"),
+    "tradeoff": ("model", "gold", "tradeoff", "seed", "resume", *PARSER),
     "parse": ("model", "input", "output", *PARSER),
     "evaluate": ("gold", "test", "model", "parameters", *PARSER),
 }
@@ -45,11 +48,21 @@ class BinarisationConfig:
 
 
 @dataclass
+class TradeoffConfig:
+    ranks: list[int] = MISSING
+    thresholds: list[float] = MISSING
+    terms: list[int] = MISSING
+    max_length: int = MISSING
+
+
+@dataclass
 class Config:
     job: str = MISSING
     data: DataConfig = field(default_factory=DataConfig)
     binarisation: BinarisationConfig = field(default_factory=BinarisationConfig)
     estimator: Options = field(default_factory=Options)
+    decompose: compress.Options = field(default_factory=compress.Options)
+    tradeoff: TradeoffConfig = field(default_factory=TradeoffConfig)
     signature: str = MISSING
     seed: int = MISSING
     restarts: int = MISSING
@@ -77,6 +90,7 @@ class Config:
         expect("job", self.job, tuple(JOBS))
         expect("data.on_error", self.data.on_error, ("raise", "skip"))
         check(self.estimator)
+        compress.check(self.decompose)
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
         named = self.model if isinstance(self.model, list) else [] if self.model is None else [self.model]
@@ -87,6 +101,12 @@ class Config:
         for name in ("threads", "restarts", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: expected 1, 2, ...")
+        for name, least in (("ranks", 1), ("thresholds", 0), ("terms", 1)):
+            numbers = getattr(self.tradeoff, name)
+            if not all(least <= number < float("inf") for number in numbers) or len(set(numbers)) != len(numbers):
+                raise InputError(f"tradeoff.{name} is {show(numbers)}: expected different numbers from {least} on.")
+        if self.tradeoff.max_length < 1:
+            raise InputError(f"tradeoff.max_length is {self.tradeoff.max_length}: expected 1, 2, ...")
         self.scheme()
         get_signature(self.signature)
 
@@ -105,6 +125,8 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for name, options in ESTIMATORS.items():
         store.store(group="estimator", name=f"{name}_schema", node=options)
+    for name, method in compress.METHODS.items():
+        store.store(group="decompose", name=f"{name}_schema", node=method)
 
 
 def folder() -> Path:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError
-from lvpcfg.jobs import berkeley, config, demo, evaluate, inspect, parse, train
+from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
@@ -27,9 +27,11 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "train": train.run,
     "import": berkeley.run,
     "inspect": inspect.run,
+    "compress": compress.run,
     "parse": parse.run,
     "evaluate": evaluate.run,
 }
+CAREFUL = ("train", "compress", "tradeoff")  # they may be refused a folder, and then change nothing in it
 
 
 def main() -> None:
@@ -68,7 +70,7 @@ def _run(options: DictConfig) -> float | None:
     )
     try:
         settings = config.typed(options)
-        if settings.job != "train":  # which may be refused a folder, and then changes nothing in it
+        if settings.job not in CAREFUL:
             run.begin()
         torch.set_num_threads(settings.threads)
         JOBS[settings.job](settings, run)
