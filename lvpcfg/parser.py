@@ -32,6 +32,7 @@ from lvpcfg.chart.decode import (
 from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import AnyRules
 from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
+from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.unary import Chains
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.files import PathLike
@@ -114,6 +115,7 @@ class Parser(ParserI):  # type: ignore[misc]
         self._pruned = len(self.models) > 1 or (latent and prune > 0 and (approximate or not self._signed))
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
+        self._stages = Stages(self.device)
 
     @staticmethod
     def load(
@@ -204,15 +206,20 @@ class Parser(ParserI):  # type: ignore[misc]
         log_z = torch.full((len(sentences),), -torch.inf, dtype=torch.float64)
         skeletons: list[Skeleton | None] = [None] * len(sentences)
         if self.decoder == VITERBI:
-            skeletons = self._viterbi(leaf)
+            with self._stages.stage("fine"):
+                skeletons = self._viterbi(leaf)
             if probabilities:
                 log_z = log_partition(self._form, leaf)[0].cpu()
         else:
             ones = torch.ones(len(sentences), dtype=torch.float64, device=leaf.device)
-            for solution in solve_outside(Problem(self._form, leaf), ones):
+            with self._stages.stage("fine"):
+                solutions = solve_outside(Problem(self._form, leaf), ones)
+            for solution in solutions:
                 numbers = solution.sentences.tolist()
                 log_z[numbers] = solution.chart.log_z.cpu()
-                for number, skeleton in zip(numbers, self._decode(solution, leaf), strict=True):
+                with self._stages.stage("decode"):
+                    found = self._decode(solution, leaf)
+                for number, skeleton in zip(numbers, found, strict=True):
                     skeletons[number] = skeleton
         self.counts.sentences += len(sentences)
         self.counts.fallbacks += sum(skeleton is None for skeleton in skeletons)
@@ -269,8 +276,10 @@ class Parser(ParserI):  # type: ignore[misc]
 
     @property
     def times(self) -> dict[str, float]:
-        """Seconds spent so far where charts are pruned: coarse, forest, plan, fine (inside-outside), decode."""
-        return dict(self._coarse_to_fine.times)
+        """Seconds spent so far, by stage: fine (inside-outside), decode; in pruned charts also coarse, forest, plan."""
+        pruned = self._coarse_to_fine.stages.seconds if "_coarse_to_fine" in self.__dict__ else {}
+        whole = self._stages.seconds
+        return {name: pruned.get(name, 0.0) + whole.get(name, 0.0) for name in {**pruned, **whole}}
 
     @cached_property
     def _coarse_to_fine(self) -> CoarseToFine:

@@ -5,10 +5,7 @@ posteriors, or the posteriors themselves where those are summed.
 """
 
 import math
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +14,7 @@ from torch import Tensor
 from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
 from lvpcfg.chart.forest import Forest, Plan, Scores, Tensors
 from lvpcfg.chart.prune import Coarse, FineRules, Kept
+from lvpcfg.chart.stages import Stages
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.trees.binarise import INTERMEDIATE
 
@@ -37,9 +35,9 @@ class CoarseToFine:
     def __init__(self, grammars: Sequence[Grammar], decoder: str) -> None:
         self.decoder, self.coarse = decoder, Coarse(grammars[0].expanded())
         self.negative = 0  # posteriors of rules below zero, through approximations
-        self.times: defaultdict[str, float] = defaultdict(float)  # seconds, by stage
         self.rules = [FineRules(grammar) for grammar in grammars]
         symbols, device = grammars[0].symbols, grammars[0].root.device
+        self.stages = Stages(device)
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
         rules, steps = len(grammars[0].binary_rules), len(self.coarse.rules.steps)
         kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(
@@ -51,28 +49,28 @@ class CoarseToFine:
         """`words` has for each grammar [words of all sentences, tag states]."""
         first = starts_of(lengths)
         parts = []
-        with self._stage("coarse"):
+        with self.stages.stage("coarse"):
             for length in lengths.unique().tolist():
                 numbers = (lengths == length).nonzero().squeeze(1)
                 leaf = words[0][first[numbers] + torch.arange(length, device=lengths.device).unsqueeze(1)]
                 parts.append(self.coarse.kept(leaf, threshold, numbers))
             kept = Kept.joined(parts)
-        with self._stage("forest"):
+        with self.stages.stage("forest"):
             forest = self.coarse.forest(kept, lengths, threshold)
         word = first[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
-        with self._stage("plan"):
+        with self.stages.stage("plan"):
             fine = [
                 Fine(forest, rules, rules.leaf(table, word, kept.symbol[forest.leaves]))
                 for rules, table in zip(self.rules, words, strict=True)
             ]
         if self.decoder == VITERBI:
-            with self._stage("fine"):
+            with self.stages.stage("fine"):
                 chosen, log_z = fine[0].best_derivations()
         else:
-            with self._stage("fine"):
+            with self.stages.stage("fine"):
                 scores = [grammar.inside_outside() for grammar in fine]
             log_z = scores[0][0].log_z
-        with self._stage("decode"):
+        with self.stages.stage("decode"):
             if self.decoder == FREE:
                 nodes = torch.stack([(inside.alpha * beta).sum(1) for inside, beta in scores]).sum(0)
                 trees = free_recall(kept, nodes, lengths, self.real, self.coarse.inner)
@@ -89,17 +87,6 @@ class CoarseToFine:
             weights = fine[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
             trees = skeletons(forest, kept, chosen)
         return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        begin = self._now()
-        yield
-        self.times[name] += self._now() - begin
-
-    def _now(self) -> float:
-        if self.real.is_cuda:
-            torch.cuda.synchronize(self.real.device)  # else the time would be that of giving orders
-        return time.perf_counter()
 
     def _worth(self, forest: Forest, kept: Kept, known: "Posteriors") -> tuple[Tensor, Tensor]:
         """What each edge and each leaf is worth to a tree."""

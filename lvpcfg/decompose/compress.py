@@ -156,7 +156,6 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         gamma = torch.full((len(kind),), torch.nan, dtype=torch.float64)
         negative = torch.zeros_like(gamma)
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
-    after = sum(map(torch.Tensor.numel, _numbers(small)))
     return Compression(
         replace(model, grammar=small, provenance=provenance),
         kind,
@@ -164,16 +163,18 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         error,
         negative,
         grammar.binary.numel(),
-        after,
+        numbers_of(small),
     )
 
 
-def _numbers(grammar: Grammar) -> list[Tensor]:
-    """What the binary rules are computed with."""
+def numbers_of(grammar: Grammar) -> int:
+    """How many numbers the binary rules are computed with."""
     if grammar.kruskal is not None:
-        return [*vars(grammar.kruskal).values()]
-    factored = [] if grammar.factored is None else [*vars(grammar.factored.factors).values()]
-    return [grammar.binary, *factored]
+        return sum(factor.numel() for factor in vars(grammar.kruskal).values())
+    if grammar.factored is None:
+        return grammar.binary.numel()
+    sizes = grammar.states[grammar.binary_rules[grammar.factored.rules]]
+    return grammar.binary.numel() + grammar.factored.factors.rank * int(sizes.sum())
 
 
 @dataclass(frozen=True, eq=False)

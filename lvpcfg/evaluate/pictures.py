@@ -1,7 +1,9 @@
 """Trees and charts as pictures: matplotlib figures, to be saved or sent to TensorBoard."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,10 +12,12 @@ from nltk.tree import Tree
 from torch import Tensor
 
 from lvpcfg.errors import InputError
+from lvpcfg.evaluate.tradeoff import APR, COVER, EXACT, Row
 from lvpcfg.trees.binarise import INTERMEDIATE
 from lvpcfg.trees.walk import rebuild, words
 
 WRONG = "#c0392b"
+STYLES = ("-", "--", ":", "-.")
 ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
 
 
@@ -115,6 +119,76 @@ def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def draw_tradeoff(rows: Sequence[Row]) -> Figure:
+    """Time and F1: over the threshold for grammars with latent states (Cohen & Collins 2012), over the rank for whole
+    grammars without (Cohen, Satta & Collins 2013). A colour is a model, a line style a rank."""
+    latent = [row for row in rows if row.states > 1]
+    whole = [row for row in rows if row.states == 1]
+    kinds = [(some, draw) for some, draw in ((latent, _over_thresholds), (whole, _over_ranks)) if some]
+    figure = Figure(figsize=(12, 3.8 * len(kinds)), layout="constrained")
+    for number, (some, draw) in enumerate(kinds):
+        draw([figure.add_subplot(len(kinds), 3, 3 * number + column) for column in (1, 2, 3)], some)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.9")
+    return figure
+
+
+def _over_thresholds(panels: Sequence[Axes], rows: list[Row]) -> None:
+    thresholds = sorted({row.threshold for row in rows if row.threshold > 0})
+    place = {threshold: math.log10(threshold) for threshold in thresholds}
+    place[0] = min(place.values(), default=0) - 1.5  # exact, at the left edge
+    ranks = sorted({row.rank for row in rows if row.rank})
+    labels = list(dict.fromkeys(row.label for row in rows))
+    for colour, label in enumerate(labels):
+        exact = [row for row in rows if row.label == label and row.method == EXACT]
+        for style, rank in enumerate(ranks):
+            own = [row for row in rows if row.label == label and row.rank == rank]
+            points = sorted(((place[row.threshold], row) for row in exact + own), key=lambda point: point[0])
+            line = {"color": f"C{colour % 10}", "linestyle": STYLES[style % len(STYLES)]}
+            _draw_lines(panels, points, f"{label}, r = {rank}", line | {"marker": "o", "markersize": 3})
+    for axes in panels:
+        axes.set_xticks(list(place.values()), ["0" if not t else f"{t:.0e}".replace("e-0", "e-") for t in place])
+        axes.set_xlabel("threshold t")
+    _name_panels(panels)
+
+
+def _over_ranks(panels: Sequence[Axes], rows: list[Row]) -> None:
+    for colour, label in enumerate(dict.fromkeys(row.label for row in rows)):
+        own = [row for row in rows if row.label == label]
+        line = {"color": f"C{colour % 10}", "marker": "o", "markersize": 3}
+        fits = sorted((row for row in own if row.method == APR), key=lambda row: row.rank)
+        _draw_lines(panels, [(row.rank, row) for row in fits], f"{label}, apr", line)
+        for row in own:
+            if row.method == EXACT:
+                for axes, value in zip(panels, _panel_values(row), strict=True):
+                    axes.axhline(value, color=f"C{colour % 10}", linestyle=":", label=f"{label}, rule list")
+            elif row.method != APR:
+                marker = {"color": f"C{colour % 10}", "marker": "s" if row.method == COVER else "^", "linestyle": ""}
+                _draw_lines(panels, [(row.rank, row)], f"{label}, {row.method}", marker)
+    for axes in panels:
+        axes.set_xlabel("rank r")
+    _name_panels(panels)
+
+
+def _panel_values(row: Row) -> tuple[float, float, float]:
+    return row.seconds, row.inside_outside, row.f1
+
+
+def _draw_lines(panels: Sequence[Axes], points: list[tuple[float, Row]], label: str, line: dict[str, Any]) -> None:
+    for column, axes in enumerate(panels):
+        axes.plot([x for x, _ in points], [_panel_values(row)[column] for _, row in points], label=label, **line)
+
+
+def _name_panels(panels: Sequence[Axes]) -> None:
+    titles = ("seconds a sentence, with pruning", "seconds a sentence, inside-outside alone", "F1")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=10)
+        if title != "F1":
+            axes.set_ylim(bottom=0)
+    panels[0].legend(frameon=False, fontsize=8)
 
 
 def draw_chart(posteriors: Tensor, sentence: Sequence[str], symbols: Sequence[str]) -> Figure:

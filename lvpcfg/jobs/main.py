@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError
-from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, train
+from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, tradeoff, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
@@ -28,6 +28,7 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "import": berkeley.run,
     "inspect": inspect.run,
     "compress": compress.run,
+    "tradeoff": tradeoff.run,
     "parse": parse.run,
     "evaluate": evaluate.run,
 }

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -59,11 +61,12 @@ class Run:
             table.add_row(*row)
         self.console.print(table)
 
-    def picture(self, name: str, figure: Figure) -> None:
+    def picture(self, name: str, figure: Figure, kinds: Sequence[str] = ("png",)) -> None:
         """Saves a picture in the run folder and shows it in TensorBoard."""
-        path = self.folder / f"{name}.png"
-        with writing(path):
-            figure.savefig(path, dpi=120)
+        for kind in reversed(kinds):
+            path = self.folder / f"{name}.{kind}"
+            with writing(path):
+                figure.savefig(path, dpi=120)
         self.board.add_figure(name, figure)
         self.say(f"{name.replace('_', ' ')}: {path}")
 
@@ -73,6 +76,11 @@ class Run:
         from torch.utils.tensorboard import SummaryWriter  # a second that other jobs need not wait
 
         return SummaryWriter(str(self.folder / "tensorboard"))
+
+    def say_how_to_go_on(self, done: str) -> None:
+        """For a job that was stopped and can be resumed."""
+        self.say(f"Stopped after {done}. To go on:")
+        self.say(f"{self.command} resume=true {shlex.quote(f'hydra.run.dir={self.folder}')}")
 
     def begin(self) -> None:
         """Writes the configuration, and removes the figures of an earlier run in the same folder."""

@@ -5,7 +5,6 @@ With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, 
 """
 
 import hashlib
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,9 +206,8 @@ class Training:
             if self.trainer.steps:
                 self.checkpoint.save(self.path)
                 if isinstance(reason, KeyboardInterrupt | SystemExit):
-                    done, folder = self.checkpoint.about["done"], shlex.quote(f"hydra.run.dir={self.run.folder}")
-                    self.run.say(f"Stopped after {done} of {len(self.trainer.steps)} iterations. To go on:")
-                    self.run.say(f"{self.run.command} resume=true {folder}")
+                    done = self.checkpoint.about["done"]
+                    self.run.say_how_to_go_on(f"{done} of {len(self.trainer.steps)} iterations")
             raise
 
     @contextmanager
