@@ -1,6 +1,7 @@
 """lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch."""
 
 from lvpcfg import distributions
+from lvpcfg.decompose.compress import compress
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.train import train
 from lvpcfg.evaluate.evalb import evaluate
@@ -26,6 +27,7 @@ __all__ = [
     "Treebank",
     "binarise",
     "build_treebank",
+    "compress",
     "corpus",
     "debinarise",
     "distributions",
