@@ -57,6 +57,7 @@ class Tiles:
     """Edges of rules of one shape (x, y, z), in tiles of edges of one rule; places left empty lead to nothing."""
 
     shape: int
+    unary: bool  # all right children are the constant 1, and are left out of the products
     rule: Tensor  # [tiles]: among those of the shape
     edge: Tensor  # [tiles, width]
     parent: Tensor
@@ -70,7 +71,7 @@ class Tiles:
             return
         columns = (self.rule, self.edge, self.parent, self.left, self.right)
         for part in zip(*(column.split(size) for column in columns), strict=True):
-            yield Tiles(self.shape, *part)
+            yield Tiles(self.shape, self.unary, *part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,24 +101,27 @@ class Tensors:
     def of(self, rule: Tensor) -> "Tensors":
         return Tensors(self.values.index_select(0, rule))
 
-    def parents(self, left: Tensor, right: Tensor) -> Tensor:
+    def parents(self, *children: Tensor) -> Tensor:
         """T(y2, y3): [tiles, width, y] and [tiles, width, z] -> [tiles, width, x]."""
-        return torch.bmm(_outer(left, right), self.values.transpose(1, 2))
+        return torch.bmm(_outer(*children), self.values.transpose(1, 2))
 
-    def best_parents(self, left: Tensor, right: Tensor) -> Tensor:
+    def best_parents(self, *children: Tensor) -> Tensor:
         """The same with the largest product instead of the sum."""
-        outer = _outer(left, right)
+        outer = _outer(*children)
         return torch.stack([(outer * row.unsqueeze(1)).amax(2) for row in self.values.unbind(1)], 2)
 
-    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def children(self, rows: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:
         """T_(1,3)(y1, y3) and T_(1,2)(y1, y2): [tiles, width, x] -> [tiles, width, y] and [tiles, width, z]."""
-        outer = torch.bmm(rows, self.values).unflatten(2, (left.shape[2], -1))
+        outer = torch.bmm(rows, self.values)
+        if right is None:
+            return (outer,)
+        outer = outer.unflatten(2, (left.shape[2], -1))
         into_left = torch.matmul(outer, right.unsqueeze(3)).squeeze(3)
         return into_left, torch.matmul(left.unsqueeze(2), outer).squeeze(2)
 
-    def totals(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    def totals(self, rows: Tensor, *children: Tensor) -> Tensor:
         """T applied to all three, [tiles, width]."""
-        return (torch.bmm(rows, self.values) * _outer(left, right)).sum(2)
+        return (torch.bmm(rows, self.values) * _outer(*children)).sum(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +137,10 @@ class KruskalForms:
         left, right = self._lanes(left, right)
         return torch.bmm(left.mul_(right), self.factors.u)
 
-    def best_parents(self, left: Tensor, right: Tensor) -> Tensor:
+    def best_parents(self, *children: Tensor) -> Tensor:
         raise AssertionError("derivations are those of tensors: `Grammar.expanded`")
 
-    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         (left, right), lanes = self._lanes(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
         return torch.bmm(right.mul_(lanes), self.factors.v), torch.bmm(left.mul_(lanes), self.factors.w)
 
@@ -152,8 +156,10 @@ class KruskalForms:
 Weights = list[Tensors | KruskalForms]
 
 
-def _outer(left: Tensor, right: Tensor) -> Tensor:
+def _outer(left: Tensor, right: Tensor | None = None) -> Tensor:
     """[tiles, width, y * z]"""
+    if right is None:
+        return left
     return (left.unsqueeze(3) * right.unsqueeze(2)).flatten(2)
 
 
@@ -194,7 +200,9 @@ class Plan:
             table = np.full((len(tile_rule), width), len(rule))
             table[tile, slot] = edges
             found = (within[tile_rule], table, *(column[table] for column in columns))
-            return Tiles(int(shape_of[tile_rule[0]]), *map(self._tensor, found))
+            shape = int(shape_of[tile_rule[0]])
+            unary = self.shapes[shape][2] == 1 and bool((columns[2][edges] == forest.nodes + 1).all())
+            return Tiles(shape, unary, *map(self._tensor, found))
 
         def groups(order: np.ndarray, *keys: np.ndarray) -> list[np.ndarray]:
             changes = np.zeros(max(0, len(order) - 1), dtype=bool)
@@ -296,7 +304,7 @@ class Plan:
             for tiles in self._steps(level.tiles):
                 rows, children = self._gradients(tiles, beta, scores.exponent), self._children(tiles, alpha)
                 found = weights[tiles.shape].of(tiles.rule).children(rows, *children)
-                for child, part in zip((tiles.left, tiles.right), found, strict=True):
+                for child, part in zip((tiles.left, tiles.right), found, strict=False):
                     beta.narrow(1, 0, part.shape[2]).index_add_(0, child.flatten(), part.flatten(0, 1))
         beta[-2:] = 0
         return beta
@@ -342,14 +350,16 @@ class Plan:
 
     def _factor(self, tiles: Tiles, exponent: Tensor, base: Tensor) -> Tensor:
         """[tiles, width, 1]: from the exponents of the children to that of the parent."""
-        return torch.exp2((exponent[tiles.left] + exponent[tiles.right] - base[tiles.parent]).clamp_max(120)).unsqueeze(
-            2
-        )
+        known = exponent[tiles.left] if tiles.unary else exponent[tiles.left] + exponent[tiles.right]
+        return torch.exp2((known - base[tiles.parent]).clamp_max(120)).unsqueeze(2)
 
-    def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, ...]:
+        """[tiles, width, y] and [tiles, width, z], or the first alone."""
         _, y, z, _ = self.shapes[tiles.shape]
-        left, right = (alpha.index_select(0, child.flatten()) for child in (tiles.left, tiles.right))
-        return left.view(*tiles.edge.shape, -1)[..., :y], right.view(*tiles.edge.shape, -1)[..., :z]
+        sides = ((tiles.left, y),) if tiles.unary else ((tiles.left, y), (tiles.right, z))
+        return tuple(
+            alpha.index_select(0, child.flatten()).view(*child.shape, -1).narrow(2, 0, size) for child, size in sides
+        )
 
 
 def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[list[Shape], np.ndarray]:

@@ -1,0 +1,203 @@
+"""Rules in Kruskal form: the same numbers as their tensors written out, in forests, charts, files and trees."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import random_model
+from test_coarse_to_fine import flat, posteriors
+
+from lvpcfg import InputError, Model, Parser, compress, corpus, train
+from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
+from lvpcfg.chart.decode import DECODERS, PRODUCT, RECALL, VITERBI
+from lvpcfg.chart.prune import Coarse, FineRules, Kept
+from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
+from lvpcfg.grammar.kruskal import Factors, RuleFactors
+
+
+def factored(grammar, rules, rank=2, seed=0, signed=False):
+    """The grammar with random Kruskal forms for some rules."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = len(rules), rank, int(grammar.states.max())
+    sizes = grammar.states[grammar.binary_rules[rules]]
+    parts = []
+    for mode in range(3):
+        values = torch.rand(shape, generator=generator, dtype=grammar.root.dtype) - 0.2 * signed
+        parts.append(values * (torch.arange(shape[2]) < sizes[:, mode, None, None]))
+    volume = grammar.states[grammar.binary_rules].prod(1)
+    kept = torch.ones_like(volume, dtype=torch.bool).index_fill(0, torch.tensor(rules), False)
+    binary = grammar.binary[torch.repeat_interleave(kept, volume)]
+    return replace(grammar, binary=binary, factored=RuleFactors(torch.tensor(rules), Factors(*parts)))
+
+
+@given(st.sets(st.integers(0, 7), min_size=1), st.integers(1, 3), st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+def test_a_grammar_written_out_has_each_tensor_in_its_place(rules, rank, seed):
+    original = make("rule tensors").grammar
+    grammar = factored(original, sorted(rules), rank, seed)
+    expanded = grammar.expanded()
+    assert expanded.factored is None
+    for rule in range(len(original.binary_rules)):
+        expected = original.binary_tensor(rule)
+        if rule in rules:
+            place = sorted(rules).index(rule)
+            form = grammar.factored.factors.map(lambda factor, place=place: factor[place])
+            expected = form.tensor()[tuple(slice(size) for size in expected.shape)]
+        else:
+            assert torch.equal(grammar.binary_tensor(rule), expected)
+        assert torch.allclose(expanded.binary_tensor(rule), expected)
+
+
+@pytest.mark.parametrize("name", ["rule tensors", "rule tensors, unary"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_forests_have_the_sums_of_the_tensors(name, signed):
+    case = make(name)
+    grammar = factored(case.grammar, [0, 1, 4, 6], signed=signed)
+    words, lengths = flat(case.leaf(5, 2))
+    coarse = Coarse(case.grammar)
+    kept = Kept.joined([coarse.kept(case.leaf(5, 2), 0.0, torch.arange(2))])
+    forest = coarse.forest(kept, lengths, 0.0)
+    at = torch.tensor([0, 5])[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
+    results = []
+    for one in (grammar, grammar.expanded()):
+        rules = FineRules(one)
+        results.append(posteriors(Fine(forest, rules, rules.leaf(words, at, kept.symbol[forest.leaves]))))
+    small, full = results
+    assert bool(full.log_z.isfinite().any())
+    for quantity in ("log_z", "nodes", "edges"):
+        assert torch.allclose(getattr(small, quantity), getattr(full, quantity), atol=1e-12), quantity
+
+
+@pytest.mark.parametrize("decoder", sorted(set(DECODERS) - {RECALL}))  # which has ties here
+def test_trees_are_those_of_the_tensors(decoder):
+    case = make("rule tensors, unary")
+    grammar = factored(case.grammar, [0, 1, 4, 6])
+    words, lengths = flat(case.leaf(6, 3))
+    other = grammar.expanded() if decoder == VITERBI else grammar
+    one, two = (
+        CoarseToFine([each], decoder).parse([words], lengths, 0.0, probabilities=True)
+        for each in (other, grammar.expanded())
+    )
+    assert [found.skeleton for found in one] == [found.skeleton for found in two]
+    assert [found.log_prob for found in one] == pytest.approx([found.log_prob for found in two])
+
+
+@pytest.mark.parametrize("worth", [0.5, -0.5])
+def test_negative_posteriors_are_counted(worth):
+    case = make("rule tensors")
+    words, lengths = flat(case.leaf(6, 3))
+    grammar = factored(case.grammar, [0], rank=1)
+    grammar.root[0] = 0  # the sentence is of the second state of S,
+    grammar.factored.factors.u[0, 0, :2] = torch.tensor([3.0, worth])  # to which the rule is worth little, or less
+    coarse_to_fine = CoarseToFine([grammar], PRODUCT)
+    coarse_to_fine.parse([words], lengths, 0.0, probabilities=False)
+    assert (coarse_to_fine.negative > 0) == (worth < 0)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return train(corpus("train")[:300], estimator="em", states=6, iterations=8)
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    return [tree.leaves() for tree in corpus("dev")][:12]
+
+
+def test_a_compressed_model_parses_as_its_tensors_do(model, sentences):
+    small = compress(model, rank=2, threshold=1.0)
+    assert len(small.grammar.factored.rules) > 10
+    full = replace(small, grammar=small.grammar.expanded())
+    parses = [Parser(one, dtype="float64").analyse(sentences) for one in (small, full)]
+    for one, other in zip(*parses, strict=True):
+        assert one.sentence_log_prob == pytest.approx(other.sentence_log_prob, rel=1e-9)
+        assert one.tree == other.tree
+
+
+def test_threshold_zero_is_exact(model):
+    assert compress(model, rank=2, threshold=0.0).grammar is model.grammar
+
+
+def test_only_rules_within_the_threshold_are_approximated(model):
+    fitted = fit_rules(model.grammar, ALSOptions(rank=2))
+    tried = fitted.gamma[fitted.forms.rules]
+    threshold = float(tried.median())
+    small = fitted.within(threshold)
+    chosen = set(small.factored.rules.tolist())
+    assert chosen == {rule for rule in fitted.forms.rules.tolist() if float(fitted.gamma[rule]) <= threshold}
+    expanded = small.expanded()
+    for rule in range(len(model.grammar.binary_rules)):
+        error = float((model.grammar.binary_tensor(rule) - expanded.binary_tensor(rule)).norm())
+        assert error == pytest.approx(float(fitted.gamma[rule]) if rule in chosen else 0.0, abs=1e-9)
+
+
+def test_rules_that_would_not_get_smaller_keep_their_tensors(model):
+    assert not len(fit_rules(model.grammar, ALSOptions(rank=12)).forms.rules)
+
+
+def test_cover_parses_as_the_rules_do(sentences):
+    rules = train(corpus("train")[:300])
+    found = decompose(rules, Options())
+    small = found.model
+    assert found.error == 0
+    assert small.grammar.kruskal.rank < len(rules.grammar.binary_rules)
+    parses = [Parser(one, dtype="float64").analyse(sentences) for one in (rules, small)]
+    for one, other in zip(*parses, strict=True):
+        assert one.sentence_log_prob == pytest.approx(other.sentence_log_prob, rel=1e-9)
+        assert one.tree == other.tree
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("svd", {"error": 0.01}),
+        ("apr", {"rank": 40, "iterations": 5}),
+        ("gradient", {"rank": 10, "iterations": 3}),
+    ],
+)
+def test_every_method_gives_a_model_that_parses(tmp_path, sentences, method, options):
+    small = compress(train(corpus("train")[:300]), method, **options)
+    small.save(tmp_path)
+    loaded = Model.load(tmp_path)
+    for name in ("u", "v", "w"):
+        assert torch.equal(getattr(loaded.grammar.kruskal, name), getattr(small.grammar.kruskal, name))
+    trees = Parser(loaded).parse_sents(sentences)
+    assert [tree.leaves() for tree in trees] == sentences
+
+
+def test_rules_in_kruskal_form_round_trip(tmp_path, model):
+    small = compress(model, rank=2, threshold=0.05)
+    small.save(tmp_path / "small")
+    loaded = Model.load(tmp_path / "small")
+    assert torch.equal(loaded.grammar.factored.rules, small.grammar.factored.rules)
+    assert torch.equal(loaded.grammar.expanded().binary, small.grammar.expanded().binary)
+    model.save(tmp_path / "model")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "model")]
+    assert sizes[0] < sizes[1]
+
+
+def test_what_cannot_be_compressed_says_so(model):
+    small = compress(model, rank=2, threshold=1.0)
+    with pytest.raises(InputError, match="compressed already"):
+        compress(small)
+    with pytest.raises(InputError, match="has no option 'rang'"):
+        compress(model, rang=3)
+    with pytest.raises(InputError, match="method is 'tucker'"):
+        compress(model, "tucker")
+    with pytest.raises(InputError, match=r"decompose.rank is 0"):
+        compress(model, rank=0)
+
+
+def test_products_of_compressed_models(model, sentences):
+    small = compress(model, rank=2, threshold=0.05)
+    trees = Parser([small, model]).parse_sents(sentences)
+    assert [tree.leaves() for tree in trees] == sentences
+
+
+def test_random_models_are_no_exception():
+    small = compress(random_model(3, (3, 4, 2, 3)), rank=1, threshold=10.0)
+    tree = Parser(small, decoder=PRODUCT).parse(["a", "b", "a"])
+    assert len(tree.leaves()) == 3
