@@ -12,12 +12,23 @@ from nltk.tree import Tree
 from torch import Tensor
 
 from lvpcfg.errors import InputError
-from lvpcfg.evaluate.tradeoff import APR, COVER, EXACT, Row
+from lvpcfg.evaluate.tradeoff import APR, COVER, EXACT, SVD, Row
 from lvpcfg.trees.binarise import INTERMEDIATE
 from lvpcfg.trees.walk import rebuild, words
 
 WRONG = "#c0392b"
 STYLES = ("-", "--", ":", "-.")
+OVER_THRESHOLDS = {  # figures of a row and what they are called
+    "seconds": "seconds a sentence, with pruning",
+    "inside_outside": "seconds a sentence, inside-outside alone",
+    "f1": "F1",
+}
+OVER_RANKS = {"inside_outside": "seconds a sentence, inside-outside", "kl": "KL divergence, nats a tree", "f1": "F1"}
+WHOLE: dict[str, dict[str, Any]] = {
+    APR: {"marker": "."},
+    COVER: {"marker": "s", "linestyle": ""},
+    SVD: {"marker": "^", "linestyle": ""},
+}
 ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
 
 
@@ -141,52 +152,54 @@ def _over_thresholds(panels: Sequence[Axes], rows: list[Row]) -> None:
     place = {threshold: math.log10(threshold) for threshold in thresholds}
     place[0] = min(place.values(), default=0) - 1.5  # exact, at the left edge
     ranks = sorted({row.rank for row in rows if row.rank})
-    labels = list(dict.fromkeys(row.label for row in rows))
-    for colour, label in enumerate(labels):
+    for colour, label in enumerate(dict.fromkeys(row.label for row in rows)):
         exact = [row for row in rows if row.label == label and row.method == EXACT]
         for style, rank in enumerate(ranks):
             own = [row for row in rows if row.label == label and row.rank == rank]
             points = sorted(((place[row.threshold], row) for row in exact + own), key=lambda point: point[0])
-            line = {"color": f"C{colour % 10}", "linestyle": STYLES[style % len(STYLES)]}
-            _draw_lines(panels, points, f"{label}, r = {rank}", line | {"marker": "o", "markersize": 3})
+            line = {"color": f"C{colour % 10}", "linestyle": STYLES[style % len(STYLES)], "marker": "."}
+            _draw_points(panels, OVER_THRESHOLDS, points, f"{label}, r = {rank}", line)
     for axes in panels:
         axes.set_xticks(list(place.values()), ["0" if not t else f"{t:.0e}".replace("e-0", "e-") for t in place])
         axes.set_xlabel("threshold t")
-    _name_panels(panels)
+    _finish(panels, OVER_THRESHOLDS)
 
 
 def _over_ranks(panels: Sequence[Axes], rows: list[Row]) -> None:
     for colour, label in enumerate(dict.fromkeys(row.label for row in rows)):
         own = [row for row in rows if row.label == label]
-        line = {"color": f"C{colour % 10}", "marker": "o", "markersize": 3}
-        fits = sorted((row for row in own if row.method == APR), key=lambda row: row.rank)
-        _draw_lines(panels, [(row.rank, row) for row in fits], f"{label}, apr", line)
+        for method, line in WHOLE.items():
+            points = sorted(((row.rank, row) for row in own if row.method == method), key=lambda point: point[0])
+            if points:
+                line = line | {"color": f"C{colour % 10}"}
+                _draw_points(panels, OVER_RANKS, points, f"{label}, {method}", line)
         for row in own:
             if row.method == EXACT:
-                for axes, value in zip(panels, _panel_values(row), strict=True):
-                    axes.axhline(value, color=f"C{colour % 10}", linestyle=":", label=f"{label}, rule list")
-            elif row.method != APR:
-                marker = {"color": f"C{colour % 10}", "marker": "s" if row.method == COVER else "^", "linestyle": ""}
-                _draw_lines(panels, [(row.rank, row)], f"{label}, {row.method}", marker)
+                for axes, name in zip(panels, OVER_RANKS, strict=True):
+                    if name != "kl":
+                        axes.axhline(getattr(row, name), color="0.5", linestyle=":", label=f"{label}, rule list")
+    panels[1].set_yscale("log")
     for axes in panels:
         axes.set_xlabel("rank r")
-    _name_panels(panels)
+    _finish(panels, OVER_RANKS)
 
 
-def _panel_values(row: Row) -> tuple[float, float, float]:
-    return row.seconds, row.inside_outside, row.f1
+def _draw_points(
+    panels: Sequence[Axes], names: dict[str, str], points: Sequence[tuple[float, Row]], label: str, line: dict[str, Any]
+) -> None:
+    for axes, name in zip(panels, names, strict=True):
+        values = [(x, getattr(row, name)) for x, row in points]
+        shown = [(x, y) for x, y in values if math.isfinite(y) and (name != "kl" or y > 0)]  # logarithms
+        axes.plot([x for x, _ in shown], [y for _, y in shown], label=label, **line)
 
 
-def _draw_lines(panels: Sequence[Axes], points: list[tuple[float, Row]], label: str, line: dict[str, Any]) -> None:
-    for column, axes in enumerate(panels):
-        axes.plot([x for x, _ in points], [_panel_values(row)[column] for _, row in points], label=label, **line)
-
-
-def _name_panels(panels: Sequence[Axes]) -> None:
-    titles = ("seconds a sentence, with pruning", "seconds a sentence, inside-outside alone", "F1")
-    for axes, title in zip(panels, titles, strict=True):
+def _finish(panels: Sequence[Axes], names: dict[str, str]) -> None:
+    for axes, (name, title) in zip(panels, names.items(), strict=True):
         axes.set_title(title, loc="left", fontsize=10)
-        if title != "F1":
+        if name == "f1":  # differences of hundredths are none to look at
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, (low + high) / 2 - 0.5), max(high, (low + high) / 2 + 0.5))
+        elif name != "kl":
             axes.set_ylim(bottom=0)
     panels[0].legend(frameon=False, fontsize=8)
 

@@ -11,17 +11,21 @@ from lvpcfg.distributions import ModelTrees
 from lvpcfg.estimate.training import SplitMergeOptions
 from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.evaluate.pictures import draw_chart, draw_trees
+from lvpcfg.evaluate.tradeoff import ALS, EXACT
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs import parse, train
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.evaluate import show_scores
 from lvpcfg.jobs.run import Run
+from lvpcfg.jobs.tradeoff import Candidate, Setting, show_rows
 from lvpcfg.parser import Parser
 from lvpcfg.trees.corpus import SIZES, corpus
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import preorder, tagged_words, words
 
 ESTIMATOR = SplitMergeOptions(cycles=3, split_iterations=20, merge_iterations=10, smooth_iterations=5)
+
+RANK, THRESHOLDS, SENTENCES = 4, (1e-4, 1e-2), 100  # of the rules that are compressed, and parsed with them
 
 
 def run(config: Config, run: Run) -> None:
@@ -36,7 +40,23 @@ def run(config: Config, run: Run) -> None:
     trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
     parse.report(parser, len(gold) / (time.perf_counter() - begin), run)
     show_scores(evaluate(gold, trees), run, f"Scores on dev, decoder {config.decoder}")
+    _show_tradeoff(config, gold, run)
     _show_trees(gold, trees, model, run)
+
+
+def _show_tradeoff(config: Config, gold: list[Tree], run: Run) -> None:
+    """What rules in Kruskal form gain in size and time, and lose in F1."""
+    candidate = Candidate(str(run.folder / "model"), config)
+    settings = [Setting(candidate.label, EXACT), *(Setting(candidate.label, ALS, RANK, t) for t in THRESHOLDS)]
+    rows = [candidate.measure(setting, gold[:SENTENCES]) for setting in settings]
+    show_rows(rows, run, f"Rules of rank {RANK} where their error is at most t, {SENTENCES} sentences, ms a sentence")
+    smallest = rows[-1]
+    run.result |= {
+        "approximated": smallest.approximated,
+        "compression": rows[0].numbers / smallest.numbers,
+        "compressed_f1": smallest.f1,
+        "compressed_ratio": smallest.ratio_inside_outside,
+    }
 
 
 def _show_trees(gold: list[Tree], trees: list[Tree], model: Model, run: Run) -> None:
