@@ -30,6 +30,7 @@ from lvpcfg.grammar.kruskal import Factors, RuleFactors
 
 BATCH = 250_000  # what another batch of edges costs, in multiplications
 CHUNK = 1 << 20  # numbers held by one step
+NARROW = 0.7  # of the mean number of edges of a rule: tiles of Kruskal forms, which have less to fetch for each
 NOTHING = -1e9  # the exponent of a node without derivations
 Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of Kruskal forms, 0 for tensors
 
@@ -78,7 +79,7 @@ class Tiles:
 class Level:
     tiles: list[Tiles]
     nodes: Tensor  # those that it computes
-    parent: Tensor  # [edges]
+    parent: Tensor  # [edges]: among them
     left: Tensor
     right: Tensor
 
@@ -196,7 +197,8 @@ class Plan:
 
         def tiled(edges: np.ndarray) -> Tiles:
             """Of edges sorted by rule."""
-            tile, slot, tile_rule, width = _tiled(rule[edges])
+            share = NARROW if self.shapes[shape_of[rule[edges[0]]]][3] else 1
+            tile, slot, tile_rule, width = _tiled(rule[edges], share)
             table = np.full((len(tile_rule), width), len(rule))
             table[tile, slot] = edges
             found = (within[tile_rule], table, *(column[table] for column in columns))
@@ -213,10 +215,10 @@ class Plan:
         shape = shape_of[rule]
         self.levels = []
         for edges in groups(np.lexsort((rule, shape, level)), level):
-            parent, left, right = (column[edges] for column in columns)
-            nodes = self._tensor(np.unique(parent))
+            nodes, parent = np.unique(columns[0][edges], return_inverse=True)
+            left, right = (column[edges] for column in columns[1:])
             tiles = [tiled(group) for group in groups(edges, shape)]
-            self.levels.append(Level(tiles, nodes, *map(self._tensor, (parent, left, right))))
+            self.levels.append(Level(tiles, *map(self._tensor, (nodes, parent, left, right))))
         self.by_rule = [tiled(group) for group in groups(np.lexsort((rule, shape)), shape)]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -270,18 +272,20 @@ class Plan:
         alpha[-1, 0], exponent[-1] = 1, 0
         alpha.narrow(1, 0, leaf.shape[1]).index_copy_(0, forest.leaves, leaf)
 
-        def normalise(nodes: Tensor, base: Tensor | None) -> None:
+        base = torch.zeros_like(exponent)  # of nodes, before they are normalised
+
+        def normalise(nodes: Tensor) -> None:
             rows = alpha.index_select(0, nodes)
             largest = rows.abs().amax(1)
             shift = largest.log2().floor().clamp_min(-100)
             alpha.index_copy_(0, nodes, rows * torch.exp2(-shift).unsqueeze(1))
-            total = shift if base is None else shift + base.index_select(0, nodes)
-            exponent.index_copy_(0, nodes, torch.where(largest > 0, total, NOTHING))
+            exponent.index_copy_(0, nodes, torch.where(largest > 0, shift + base.index_select(0, nodes), NOTHING))
 
-        normalise(forest.leaves, None)
+        normalise(forest.leaves)
         for level in self.levels:
             known = exponent.index_select(0, level.left) + exponent.index_select(0, level.right)
-            base = torch.full_like(exponent, 2 * NOTHING).scatter_reduce(0, level.parent, known, "amax")
+            largest = known.new_full((len(level.nodes),), 2 * NOTHING).scatter_reduce_(0, level.parent, known, "amax")
+            base.index_copy_(0, level.nodes, largest)
             for tiles in self._steps(level.tiles):
                 rows = self._rows(tiles, weights, alpha, exponent, base, best).flatten(0, 1)
                 cells, parent = alpha.narrow(1, 0, rows.shape[1]), tiles.parent.flatten()
@@ -290,7 +294,7 @@ class Plan:
                 else:
                     cells.index_add_(0, parent, rows)
             alpha[-2] = 0
-            normalise(level.nodes, base)
+            normalise(level.nodes)
         top = alpha[forest.tops, 0].double().clamp_min(0)  # a sum below zero is an error of the approximation
         return Scores(alpha, exponent, top.log() + math.log(2) * exponent[forest.tops].double())
 
@@ -394,10 +398,11 @@ def _multiplications(shapes: np.ndarray) -> np.ndarray:
     return np.where(rank > 0, rank * sizes.sum(-1), sizes.prod(-1))
 
 
-def _tiled(rule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """For edges sorted by rule the tile and the place in it of each, the rule of each tile, and the width."""
+def _tiled(rule: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """For edges sorted by rule the tile and the place in it of each, the rule of each tile, and the width: a share of
+    the mean number of edges of a rule."""
     rules, first, counts = np.unique(rule, return_index=True, return_counts=True)
-    width = -(-len(rule) // len(rules))
+    width = math.ceil(share * len(rule) / len(rules))
     tiles = -(-counts // width)
     rank = np.arange(len(rule)) - np.repeat(first, counts)
     tile = np.repeat(tiles.cumsum() - tiles, counts) + rank // width
