@@ -276,4 +276,4 @@ def test_the_notebook_runs_the_command_and_reads_what_it_writes(tmp_path):
     for text in ("m=4 als r=2 t=0.1 ", "m=1 apr r=40", "of the exact time, F1"):
         assert text in done.stdout
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-    assert len(read_rows(tmp_path / "out/tradeoff.csv")) == 11
+    assert len(read_rows(tmp_path / "out/tradeoff.csv")) == 10

@@ -44,7 +44,7 @@ from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import words
 
-PIECES = 8  # of the sentences, each of similar length, the longest first
+PIECES, SMALLEST = 8, 16  # of the sentences, and of so many: each of similar length, the longest first
 ENOUGH = 20.0  # seconds that the exact grammar parses the same pieces, in the same minutes, for a ratio
 STAGES = ("coarse", "forest", "plan", "fine")  # of parsing, but for decoding
 Times = dict[str, float]  # seconds, by stage
@@ -250,8 +250,9 @@ class Candidate:
         by_length = sorted(range(len(gold)), key=lambda number: -len(words(gold[number])))
         found: dict[int, Tree] = {}
         times, exact = list[Times](), list[Times]()
-        for piece in range(PIECES):
-            numbers = by_length[piece * len(gold) // PIECES : (piece + 1) * len(gold) // PIECES]
+        pieces = max(2, min(PIECES, len(gold) // SMALLEST))
+        for piece in range(pieces):
+            numbers = by_length[piece * len(gold) // pieces : (piece + 1) * len(gold) // pieces]
             sentences = [words(gold[number]) for number in numbers]
             beside = setting.method != EXACT and _spent(exact, *STAGES) < ENOUGH
             if beside and piece % 2:
@@ -262,7 +263,7 @@ class Candidate:
             found |= zip(numbers, trees, strict=True)
             times.append(seconds)
             if advance is not None:
-                advance(1 / PIECES)
+                advance(1 / pieces)
         compared = times[: len(exact)] if exact else times
         exact = exact or times
         counts = {name: number - before[name] for name, number in vars(parser.counts).items()}
