@@ -46,6 +46,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 15  # of the sentences of a batch, where charts are pruned
 THRESHOLD = 5e-5  # symbols of spans with a smaller posterior are pruned
+MANY = 128  # phrase symbols: unary rules between all of them make whole charts slow to decode
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
 
 
@@ -79,8 +80,8 @@ class Parser(ParserI):  # type: ignore[misc]
     """Parses sentences with a model, or with several: a product of grammars, trained on the same trees.
 
     `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
-    `dtype` "float32" or "float64". Charts of grammars with latent states are pruned: symbols of spans whose
-    posterior without states is below `prune` are dropped; 0 drops nothing.
+    `dtype` "float32" or "float64". Charts of grammars with latent states, or many symbols, are pruned: symbols of
+    spans whose posterior without states is below `prune` are dropped; 0 drops nothing.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class Parser(ParserI):  # type: ignore[misc]
         whole = self._grammar.kruskal is not None
         if whole and len(self.models) > 1:
             raise InputError("a product of grammars takes rules, not one Kruskal form of all of them: give one model.")
-        latent = bool((self._grammar.states > 1).any()) and not whole
-        self._pruned = len(self.models) > 1 or (latent and prune > 0 and (approximate or not self._signed))
+        latent = bool((self._grammar.states > 1).any()) or len(self._grammar.symbols.interminals) > MANY
+        prunable = latent and not whole and (approximate or not self._signed)
+        self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
         self._stages = Stages(self.device)
