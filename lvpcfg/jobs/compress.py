@@ -101,7 +101,7 @@ def _show_rules(found: Compression, run: Run) -> None:
                     for name in QUANTILES
                 ),
                 f"{compression:.1f}",
-                f"{100 * figures['negative_mass']:.2f} %",
+                f"{100 * figures['negative_mass']:.2g} %",
             ]
         )
         if len(gamma):

@@ -193,7 +193,8 @@ class Candidate:
 
     def _parser(self, model: Model) -> Parser:
         config = self.config
-        parser = Parser(model, config.decoder, config.device, config.dtype, config.prune)
+        prune = config.prune if self.states > 1 else 0  # a sum of terms has no rules to prune: nor shall the list
+        parser = Parser(model, config.decoder, config.device, config.dtype, prune)
         parser.parse(["."])  # what is made once is made now
         return parser
 
