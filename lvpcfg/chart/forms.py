@@ -317,6 +317,14 @@ class Form:
         """From the gradients of the weights to those of the tensors."""
         return weights
 
+    def add(self, algebra: Algebra, parts: Sequence[Tensor]) -> Tensor:
+        """What the terms bring to a cell, together."""
+        return algebra.add(parts)
+
+    def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
+        """Backwards through `add` in ordinary arithmetic."""
+        return [combined] * len(terms)
+
 
 AnyForm = TypeVar("AnyForm", bound=Form)
 
@@ -351,7 +359,7 @@ class RuleTensors(Form):
     def lanes(self) -> tuple[int, int]:
         return (self.interminals + self.padded,) * 2
 
-    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+    def lift(self, algebra: Algebra, combined: Tensor, width: int) -> Tensor:
         return combined
 
     def table_of(self, term: int) -> int:
@@ -440,28 +448,62 @@ def quarters(rules: Tensor, interminals: int) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Kruskal(Form):
-    """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals."""
+    """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals.
+
+    `kinds` counts the terms for any children, for a word on the right, for a word on the left, and for two words, in
+    this order. In ordinary arithmetic the latter cost less (`KruskalByKind`).
+    """
 
     source: RuleTensors | None  # the rules it stands for, for decoders that score rules
+    kinds: tuple[int, int, int, int]
 
     narrowest, projects, table_size, whole = 1, True, 0, False
 
     def to(self, dtype: torch.dtype) -> "Kruskal":
         return replace(super().to(dtype), source=None if self.source is None else self.source.to(dtype))
 
-    @property
-    def lanes(self) -> tuple[int, int]:
-        return (self.weights[0].shape[-2],) * 2
+    def prepared(self, algebra: Algebra) -> "Kruskal":
+        return self._by_kind if algebra is SUM and any(self.kinds[1:]) else self
 
     @property
-    def blocks(self) -> tuple["Lanes"]:
+    def unsorted(self) -> "Kruskal":
+        """With terms that all serve any children."""
+        return replace(self, kinds=(sum(self.kinds), 0, 0, 0))
+
+    @cached_property
+    def _by_kind(self) -> "KruskalByKind":
+        u, inner, outer = self.weights
+        (v, _, v_before, v_words, w, w_after, _, w_words) = outer.split([*self.kinds, *self.kinds], 1)
+        parts = inner.split([*self.kinds, *self.kinds], 1)
+        weights = (
+            u.narrow(0, 0, sum(self.kinds[:3])),
+            torch.cat([parts[0], parts[4]], 1),
+            torch.cat([v, w], 1),
+            torch.cat([parts[1], parts[6]], 1),
+            torch.cat([w_after, v_before, v_words, w_words], 1),
+            u,
+        )
+        return KruskalByKind(
+            self.root, self.closure, self.promotion, weights, self.interminals, self.source, self.kinds, self
+        )
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        return (self.weights[1].shape[-1] // 2,) * 2
+
+    @property
+    def blocks(self) -> tuple["Lanes", ...]:
         return (Lanes(),)
 
     def terms(self, width: int) -> list[int]:
         return [0]
 
-    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
-        return algebra.matmul(combined, self.weights[0])
+    def lifting(self, width: int) -> int:
+        """Which of the weights lifts cells of a width."""
+        return 0
+
+    def lift(self, algebra: Algebra, combined: Tensor, width: int) -> Tensor:
+        return algebra.matmul(combined, self.weights[self.lifting(width)])
 
     def project(self, algebra: Algebra, top: Tensor) -> Tensor:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
@@ -483,12 +525,98 @@ def _halves(lanes: Tensor) -> Tensor:
     return lanes.unflatten(-1, (2, -1)).movedim(-2, -3)
 
 
-class Lanes:
-    """The one term of a Kruskal form: lane by lane over the splits. It needs no weights of its own."""
+@dataclass(frozen=True, eq=False)
+class KruskalByKind(Kruskal):
+    """The same in ordinary arithmetic, where a term whose v (or w) has no interminal needs one split alone: its left
+    (right) child is a word. Its lanes are not kept with those of the splits, but `beside` them, for one width.
 
-    kind, filled = INNER, False
+    weights: U without the terms for two words; V beside W of the terms for any children, over interminals and over
+    preterminals; over interminals, V of terms with a word on the right beside W of those with one on the left; over
+    preterminals, W and V of the same, then V and W of the terms for two words; and all of U.
+    """
+
+    general: Kruskal
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.general.tensors
+
+    @cached_property
+    def blocks(self) -> tuple["Lanes", ...]:
+        _, after, before, words = self.kinds
+        return Lanes(), Lanes(AFTER, 0, after), Lanes(BEFORE, after, before), Lanes(WORDS, after + before, words)
+
+    def terms(self, width: int) -> list[int]:
+        return [0, 1, 2, 3] if width == 2 else [0, 1, 2]
+
+    def lifting(self, width: int) -> int:
+        return 5 if width == 2 else 0
+
+    def add(self, algebra: Algebra, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([*parts], -1)
+
+    def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
+        return combined.split(self.kinds[: len(terms)], -1)
+
+    def beside(self, top: Tensor) -> Tensor:
+        """A cell as the rest of a span without its last word, and without its first, [cells, lanes]."""
+        return torch.mm(top, self.weights[3])
+
+    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """The tables: words as the last of a span, as the first, as the first of two and as the last of two."""
+        lanes, _ = super().words(algebra, word, top)
+        return lanes, [*torch.mm(word, self.weights[4]).split([*self.kinds[1:], self.kinds[3]], -1)]
+
+    def table_of(self, term: int) -> int:
+        return term - 1
+
+    def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
+        """With zeros for what is no part of a term of its kind."""
+        _, after, before, words = self.kinds
+        phrases, inner, outer, beside, filled, u = (
+            torch.zeros_like(weight) if gradient is None else gradient
+            for gradient, weight in zip(weights, self.weights, strict=True)
+        )
+        u.narrow(0, 0, len(phrases)).add_(phrases)
+        (v, w), (v_after, w_before) = inner.tensor_split(2, 1), beside.split([after, before], 1)
+        parts = [[v, v_after, None, None, w, None, w_before, None]]
+        (v, w), (w_after, v_before, v_words, w_words) = (
+            outer.tensor_split(2, 1),
+            filled.split([after, before, words, words], 1),
+        )
+        parts.append([v, None, v_before, v_words, w, w_after, None, w_words])
+        sizes = [*self.kinds, *self.kinds]
+        rows = [len(inner), len(outer)]
+        return [
+            u,
+            *(
+                torch.cat(
+                    [
+                        inner.new_zeros(states, size) if part is None else part
+                        for part, size in zip(half, sizes, strict=True)
+                    ],
+                    1,
+                )
+                for half, states in zip(parts, rows, strict=True)
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The terms of one kind of a Kruskal form: lane by lane over the splits. They need no weights of their own."""
+
+    kind: str = INNER
+    first: int = 0  # of a word and the rest of the span: place among the lanes of the rest
+    count: int = 0
+
+    @property
+    def filled(self) -> bool:
+        return self.kind != INNER
 
     def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, _: Tensor) -> Tensor:
+        if self.filled:
+            return algebra.times(left, algebra.scale(right, align))
         return algebra.dot(left, right, align)
 
     def undo(
@@ -503,6 +631,6 @@ class Lanes:
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic."""
         into_left, into_right = into
-        lanes = gradient.unsqueeze(-2) * align
+        lanes = (gradient if self.filled else gradient.unsqueeze(-2)) * align
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, RuleTensors, Whole
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, KruskalByKind, Lanes, RuleTensors, Whole
 
 AnyRules = RuleTensors | Kruskal
 LARGE = 1 << 24  # numbers
@@ -152,6 +152,7 @@ class Chart:
         self.shift: list[Tensor] = []  # for each width, [cells, 1]: what was taken out as the cell was written
         self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
         self.combined: list[Tensor] = []  # for each width from 2, [cells, lanes], where the form lifts them to states
+        self.beside: list[Tensor] = []  # for each width, [cells, lanes]: as the rest of spans of one word more
         self._tables: list[Tensor] | None = None
         self._operands: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all by something
@@ -195,10 +196,10 @@ class Chart:
         align, exponent = algebra.align(torch.add(*self.exponents.children(width, 1)))
         self.align.append(align)
         parts = [self.apply(term, width) for term in form.terms(width)]
-        combined = algebra.add(parts or [algebra.zeros(self.word, len(exponent), form.interminals)])
+        combined = form.add(algebra, parts or [algebra.zeros(self.word, len(exponent), form.interminals)])
         if form.projects:
             self.combined.append(combined)
-        cell, shift, taken = algebra.normalise(self.keep(form.lift(algebra, combined), "bottom", width))
+        cell, shift, taken = algebra.normalise(self.keep(form.lift(algebra, combined, width), "bottom", width))
         top = self._unary(cell, form.closure, width)
         lanes = form.project(algebra, top) if width < self.length else None
         self._write(cell, top, shift, exponent + taken, lanes)
@@ -226,6 +227,8 @@ class Chart:
         self.exponents.own(width).copy_(exponent)
         if lanes is not None:
             self.spans.own(width, lanes.shape[-1]).copy_(lanes)
+            if isinstance(self.form, KruskalByKind):
+                self.beside.append(self.form.beside(top))
 
     def _finish(self) -> None:
         """The cell of the whole sentence, and log Z."""
@@ -281,6 +284,13 @@ class Chart:
             chart.spans.own(width).copy_(form.project(self.algebra, top))
         return chart
 
+    def rest(self, block: Lanes, width: int, beside: Tensor, last: Tensor) -> Tensor:
+        """Of what cells have beside the splits, the part of spans without their first word (or their last) in some
+        lanes; `last` is that of words as the last of two."""
+        lanes = last if block.kind == WORDS else beside.narrow(-1, block.first, block.count)
+        cells = (self.length - width + 1) * self.batch
+        return lanes.narrow(-2, 0 if block.kind == AFTER else self.batch, cells)
+
     def window(self, words: Tensor, width: int, kind: str, dimension: int) -> Tensor:
         """What belongs to the first words of the spans of a width, or to their last."""
         cells = (self.length - width + 1) * self.batch
@@ -300,6 +310,10 @@ class Chart:
         if kind == INNER:
             left, right = self.spans.children(width, least)
             return left, right, align.narrow(1, least - 1, width - 2 * least + 1)
+        if isinstance(block, Lanes):
+            word = self.window(self.tables[self.form.table_of(term)], width, kind, -2)
+            rest = self.rest(block, width, self.beside[width - 2], self.tables[-1])
+            return word, rest, align.select(1, width - 2 if kind == AFTER else 0)
         if kind == WORDS:
             words = self.form.pad(self.algebra, self.word_top)
             last = self.window(words, width, AFTER, -2)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lanes, RuleTensors, Whole
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, KruskalByKind, Lanes, RuleTensors, Whole
 from lvpcfg.chart.inside import Chart, Spans, written_out
 
 ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
@@ -42,6 +42,7 @@ class Outside:
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
+        self.beside = [torch.zeros_like(lanes) for lanes in chart.beside]
         self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
         with written_out(chart.algebra):
             self._begin(gradient)
@@ -52,7 +53,7 @@ class Outside:
                 self._multiply_factors(self.weights if of_weights else self.tensors, place)
         self.tensors += form.joined(self.weights) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
-        del self.tables, self.filled, self.words, self.factors, self.weights
+        del self.tables, self.beside, self.filled, self.words, self.factors, self.weights
         chart.forget()
         self.top.reverse()
         self.bottom.reverse()
@@ -83,7 +84,8 @@ class Outside:
         self.bottom.append(bottom)
         cell = chart.keep(algebra.unscale(bottom, chart.shift[width - 1]), "bottom", width, gradient=True)
         if form.projects:
-            cell = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], cell)
+            lifting = form.lifting(width)
+            cell = self._undo_product(self.weights, lifting, form.weights[lifting], chart.combined[width - 2], cell)
         terms = form.terms(width)
         for term, share in zip(terms, self._shares(cell, terms, width), strict=True):
             self._undo_term(term, width, share)
@@ -115,6 +117,9 @@ class Outside:
         chart, block = self.chart, self.chart.form.blocks[term]
         if block.kind == INNER:
             return self.spans.children(width, chart.form.narrowest)
+        if isinstance(block, Lanes):
+            word = chart.window(self.tables[chart.form.table_of(term)], width, block.kind, -2)
+            return word, chart.rest(block, width, self.beside[width - 2], self.tables[-1])
         if block.kind == WORDS:
             rest = chart.window(self.words, width, AFTER, -2)
             if not block.filled:
@@ -146,11 +151,11 @@ class Outside:
         cells, gradient = (torch.cat(factors) for factors in zip(*pairs, strict=True))
         _add_product(gradients, place, cells.T, gradient)
 
-    def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
+    def _shares(self, cell: Tensor, terms: list[int], width: int) -> Sequence[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
         chart, algebra = self.chart, self.chart.algebra
         if algebra is SUM:
-            return [chart.form.pad(algebra, cell)] * len(terms)
+            return chart.form.shares(chart.form.pad(algebra, cell), terms)
         if len(terms) < 2:
             return [cell] * len(terms)
         parts = [chart.apply(term, width) for term in terms]
@@ -166,7 +171,11 @@ class Outside:
             lanes = lanes.narrow(-1, 0, form.interminals)
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
         lanes = lanes.movedim(-3, -2).flatten(-2)  # [cells, 2 rank]
-        return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
+        top = self.chart.top[width - 1]
+        found = self._undo_product(self.weights, 1, form.weights[1], top, lanes)
+        if isinstance(form, KruskalByKind):
+            found += self._undo_product(self.weights, 3, form.weights[3], top, self.beside[width - 1])
+        return found
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
@@ -187,7 +196,11 @@ class Outside:
             if isinstance(form, RuleTensors):
                 return self._undo_filled(form), top
             lanes = lanes.movedim(-3, -2).flatten(-2)
-            return self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes), top
+            word = self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes)
+            if isinstance(form, KruskalByKind):
+                tables = torch.cat(self.tables, -1)
+                word += self._undo_product(self.weights, 4, form.weights[4], chart.word_top, tables)
+            return word, top
 
         def words(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
             lanes, tables = form.with_weights(weights).words(algebra, word, top)
