@@ -376,9 +376,9 @@ class RuleTensors(Form):
         filled = [block for block in self.blocks if block.filled]
         return sum(len(one.rules) * one.shape[0] * one.shape[1 if one.kind == AFTER else 2] for one in filled)
 
-    def project(self, algebra: Algebra, top: Tensor) -> Tensor:
+    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The same on both sides, [1, cells, states]."""
-        return self.pad(algebra, top).unsqueeze(-3)
+        return self.pad(algebra, top).unsqueeze(-3), []
 
     def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """The lanes of single words, and the rules with each word filled in."""
@@ -388,7 +388,7 @@ class RuleTensors(Form):
             for block, weights in zip(self.blocks, self.weights, strict=True)
             if block.filled
         ]
-        return None if self.closure is None else self.project(algebra, top), tables
+        return None if self.closure is None else self.project(algebra, top)[0], tables
 
     def pad(self, algebra: Algebra, cells: Tensor) -> Tensor:
         if not self.padded:
@@ -473,14 +473,13 @@ class Kruskal(Form):
     @cached_property
     def _by_kind(self) -> "KruskalByKind":
         u, inner, outer = self.weights
-        (v, _, v_before, v_words, w, w_after, _, w_words) = outer.split([*self.kinds, *self.kinds], 1)
-        parts = inner.split([*self.kinds, *self.kinds], 1)
+        parts = [[*half.split(self.kinds, 1)] for whole in (inner, outer) for half in whole.tensor_split(2, 1)]
+        (v, v_after, *_), (w, _, w_before, _) = parts[:2]
+        (v_of_word, _, v_before, v_words), (w_of_word, w_after, _, w_words) = parts[2:]
         weights = (
-            u.narrow(0, 0, sum(self.kinds[:3])),
-            torch.cat([parts[0], parts[4]], 1),
-            torch.cat([v, w], 1),
-            torch.cat([parts[1], parts[6]], 1),
-            torch.cat([w_after, v_before, v_words, w_words], 1),
+            u.narrow(0, 0, len(u) - self.kinds[3]),
+            torch.cat([v, w, v_after, w_before], 1),
+            torch.cat([v_of_word, w_of_word, w_after, v_before, v_words, w_words], 1),
             u,
         )
         return KruskalByKind(
@@ -489,7 +488,7 @@ class Kruskal(Form):
 
     @property
     def lanes(self) -> tuple[int, int]:
-        return (self.weights[1].shape[-1] // 2,) * 2
+        return (self.weights[0].shape[-2],) * 2
 
     @property
     def blocks(self) -> tuple["Lanes", ...]:
@@ -505,13 +504,13 @@ class Kruskal(Form):
     def lift(self, algebra: Algebra, combined: Tensor, width: int) -> Tensor:
         return algebra.matmul(combined, self.weights[self.lifting(width)])
 
-    def project(self, algebra: Algebra, top: Tensor) -> Tensor:
+    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
-        return _halves(algebra.matmul(top, self.weights[1]))
+        return _halves(algebra.matmul(top, self.weights[1])), []
 
     def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         lanes = _halves(algebra.matmul(word, self.weights[2]))
-        return lanes if self.closure is None else algebra.plus(lanes, self.project(algebra, top)), []
+        return lanes if self.closure is None else algebra.plus(lanes, self.project(algebra, top)[0]), []
 
     def table_of(self, term: int) -> int:
         raise AssertionError("a Kruskal form fills in no words")
@@ -528,11 +527,11 @@ def _halves(lanes: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class KruskalByKind(Kruskal):
     """The same in ordinary arithmetic, where a term whose v (or w) has no interminal needs one split alone: its left
-    (right) child is a word. Its lanes are not kept with those of the splits, but `beside` them, for one width.
+    (right) child is a word. Its lanes are not kept with those of the splits, but beside them.
 
-    weights: U without the terms for two words; V beside W of the terms for any children, over interminals and over
-    preterminals; over interminals, V of terms with a word on the right beside W of those with one on the left; over
-    preterminals, W and V of the same, then V and W of the terms for two words; and all of U.
+    weights: U without the terms for two words; over interminals V and W of the terms for any children, V of those with
+    a word on the right, W of those with a word on the left; over preterminals V and W of the first, W of the second, V
+    of the third, V and W of the terms for two words; and all of U, for spans of two words.
     """
 
     general: Kruskal
@@ -541,16 +540,19 @@ class KruskalByKind(Kruskal):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.general.tensors
 
+    @property
+    def lanes(self) -> tuple[int, int]:
+        return (self.kinds[0],) * 2
+
     @cached_property
     def blocks(self) -> tuple["Lanes", ...]:
-        _, after, before, words = self.kinds
-        return Lanes(), Lanes(AFTER, 0, after), Lanes(BEFORE, after, before), Lanes(WORDS, after + before, words)
+        return Lanes(), Lanes(AFTER), Lanes(BEFORE), Lanes(WORDS)
 
     def terms(self, width: int) -> list[int]:
         return [0, 1, 2, 3] if width == 2 else [0, 1, 2]
 
     def lifting(self, width: int) -> int:
-        return 5 if width == 2 else 0
+        return 3 if width == 2 else 0
 
     def add(self, algebra: Algebra, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([*parts], -1)
@@ -558,48 +560,41 @@ class KruskalByKind(Kruskal):
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
         return combined.split(self.kinds[: len(terms)], -1)
 
-    def beside(self, top: Tensor) -> Tensor:
-        """A cell as the rest of a span without its last word, and without its first, [cells, lanes]."""
-        return torch.mm(top, self.weights[3])
+    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Beside the lanes of the splits, those of spans without their last word and without their first."""
+        return self._apart(torch.mm(top, self.weights[1]), self.kinds[1:3])
 
     def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """The tables: words as the last of a span, as the first, as the first of two and as the last of two."""
-        lanes, _ = super().words(algebra, word, top)
-        return lanes, [*torch.mm(word, self.weights[4]).split([*self.kinds[1:], self.kinds[3]], -1)]
+        lanes, tables = self._apart(torch.mm(word, self.weights[2]), [*self.kinds[1:], self.kinds[3]])
+        return lanes if self.closure is None else lanes + self.project(algebra, top)[0], tables
+
+    def _apart(self, lanes: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        both, *beside = lanes.split([2 * self.kinds[0], *sizes], -1)
+        return _halves(both), beside
 
     def table_of(self, term: int) -> int:
         return term - 1
 
     def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
         """With zeros for what is no part of a term of its kind."""
-        _, after, before, words = self.kinds
-        phrases, inner, outer, beside, filled, u = (
+        some, inner, outer, u = (
             torch.zeros_like(weight) if gradient is None else gradient
             for gradient, weight in zip(weights, self.weights, strict=True)
         )
-        u.narrow(0, 0, len(phrases)).add_(phrases)
-        (v, w), (v_after, w_before) = inner.tensor_split(2, 1), beside.split([after, before], 1)
-        parts = [[v, v_after, None, None, w, None, w_before, None]]
-        (v, w), (w_after, v_before, v_words, w_words) = (
-            outer.tensor_split(2, 1),
-            filled.split([after, before, words, words], 1),
-        )
-        parts.append([v, None, v_before, v_words, w, w_after, None, w_words])
-        sizes = [*self.kinds, *self.kinds]
-        rows = [len(inner), len(outer)]
-        return [
-            u,
-            *(
-                torch.cat(
-                    [
-                        inner.new_zeros(states, size) if part is None else part
-                        for part, size in zip(half, sizes, strict=True)
-                    ],
-                    1,
-                )
-                for half, states in zip(parts, rows, strict=True)
-            ),
-        ]
+        u.narrow(0, 0, len(some)).add_(some)
+        general, after, before, words = self.kinds
+        v, w, v_after, w_before = inner.split([general, general, after, before], 1)
+        phrases = [v, v_after, before + words, w, after, w_before, words]
+        v, w, w_after, v_before, v_words, w_words = outer.split([general, general, after, before, words, words], 1)
+        tags = [v, after, v_before, v_words, w, w_after, before, w_words]
+        return [u, *(_with_zeros(parts) for parts in (phrases, tags))]
+
+
+def _with_zeros(parts: Sequence[Tensor | int]) -> Tensor:
+    """Parts side by side, with zeros where there is only a number of columns."""
+    rows = next(part for part in parts if isinstance(part, Tensor))
+    return torch.cat([rows.new_zeros(len(rows), part) if isinstance(part, int) else part for part in parts], 1)
 
 
 @dataclass(frozen=True)
@@ -607,16 +602,14 @@ class Lanes:
     """The terms of one kind of a Kruskal form: lane by lane over the splits. They need no weights of their own."""
 
     kind: str = INNER
-    first: int = 0  # of a word and the rest of the span: place among the lanes of the rest
-    count: int = 0
 
     @property
     def filled(self) -> bool:
         return self.kind != INNER
 
     def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, _: Tensor) -> Tensor:
-        if self.filled:
-            return algebra.times(left, algebra.scale(right, align))
+        if self.kind != INNER:  # a word and the rest of the span
+            return left * align * right
         return algebra.dot(left, right, align)
 
     def undo(
@@ -631,6 +624,6 @@ class Lanes:
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic."""
         into_left, into_right = into
-        lanes = (gradient if self.filled else gradient.unsqueeze(-2)) * align
+        lanes = (gradient.unsqueeze(-2) if self.kind == INNER else gradient) * align
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)

@@ -42,7 +42,7 @@ class Outside:
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
-        self.beside = [torch.zeros_like(lanes) for lanes in chart.beside]
+        self.beside = [[torch.zeros_like(lanes) for lanes in of_width] for of_width in chart.beside]
         self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
         with written_out(chart.algebra):
             self._begin(gradient)
@@ -82,7 +82,7 @@ class Outside:
             bottom = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], bottom)
         self.top.append(top)
         self.bottom.append(bottom)
-        cell = chart.keep(algebra.unscale(bottom, chart.shift[width - 1]), "bottom", width, gradient=True)
+        cell = chart.keep(algebra.unscale(bottom, chart.scale[width - 1]), "bottom", width, gradient=True)
         if form.projects:
             lifting = form.lifting(width)
             cell = self._undo_product(self.weights, lifting, form.weights[lifting], chart.combined[width - 2], cell)
@@ -118,8 +118,7 @@ class Outside:
         if block.kind == INNER:
             return self.spans.children(width, chart.form.narrowest)
         if isinstance(block, Lanes):
-            word = chart.window(self.tables[chart.form.table_of(term)], width, block.kind, -2)
-            return word, chart.rest(block, width, self.beside[width - 2], self.tables[-1])
+            return chart.word_and_rest(term, width, self.tables, self.beside)
         if block.kind == WORDS:
             rest = chart.window(self.words, width, AFTER, -2)
             if not block.filled:
@@ -170,12 +169,13 @@ class Outside:
         if not form.projects:
             lanes = lanes.narrow(-1, 0, form.interminals)
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
-        lanes = lanes.movedim(-3, -2).flatten(-2)  # [cells, 2 rank]
-        top = self.chart.top[width - 1]
-        found = self._undo_product(self.weights, 1, form.weights[1], top, lanes)
-        if isinstance(form, KruskalByKind):
-            found += self._undo_product(self.weights, 3, form.weights[3], top, self.beside[width - 1])
-        return found
+        return self._undo_product(
+            self.weights, 1, form.weights[1], self.chart.top[width - 1], self._flat(width, self.beside[width - 1])
+        )
+
+    def _flat(self, width: int, beside: list[Tensor]) -> Tensor:
+        """The lanes of a width, first as left children, then as right ones, and what is beside them: [cells, ...]."""
+        return torch.cat([*self.spans.own(width).unbind(-3), *beside], -1)
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
@@ -195,12 +195,8 @@ class Outside:
             top = self._from_parents(1) if unary else None
             if isinstance(form, RuleTensors):
                 return self._undo_filled(form), top
-            lanes = lanes.movedim(-3, -2).flatten(-2)
-            word = self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes)
-            if isinstance(form, KruskalByKind):
-                tables = torch.cat(self.tables, -1)
-                word += self._undo_product(self.weights, 4, form.weights[4], chart.word_top, tables)
-            return word, top
+            lanes = self._flat(1, self.tables)
+            return self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes), top
 
         def words(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
             lanes, tables = form.with_weights(weights).words(algebra, word, top)
@@ -261,7 +257,7 @@ class Outside:
             masked = chart.keep(top, "top", 1, gradient=True)
             word = word + self._undo_product(self.tensors, 2, form.promotion, chart.word, masked)
         self.word = word
-        leaf = chart.keep(algebra.unscale(word, chart.shift[0]), "bottom", 1, words=True, gradient=True)
+        leaf = chart.keep(algebra.unscale(word, chart.scale[0]), "bottom", 1, words=True, gradient=True)
         self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
 
 
