@@ -154,8 +154,11 @@ def kruskal(
     """
     inner, (any_kind, after, before, words) = u.shape[1], (len(u), 0, 0, 0)
     if by_kind:
-        left, right = (~factor.narrow(1, 0, inner).any(1) for factor in (v, w))  # whether it is a word
-        kind = 2 * left.long() + right.long()
+        (left, left_word), (right, right_word) = (
+            (factor[:, :inner].any(1), factor[:, inner:].any(1)) for factor in (v, w)
+        )
+        kind = torch.where(left | right, 0, 3)
+        kind = torch.where(left & ~left_word & ~right, 1, torch.where(right & ~right_word & ~left, 2, kind))
         order = kind.argsort(stable=True)
         u, v, w = u[order], v[order], w[order]
         any_kind, after, before, words = torch.bincount(kind, minlength=4).tolist()

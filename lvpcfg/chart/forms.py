@@ -450,7 +450,7 @@ def quarters(rules: Tensor, interminals: int) -> list[Tensor]:
 class Kruskal(Form):
     """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals.
 
-    `kinds` counts the terms for any children, for a word on the right, for a word on the left, and for two words, in
+    `kinds` counts the terms for any children, for a phrase and a word, for a word and a phrase, and for two words, in
     this order. In ordinary arithmetic the latter cost less (`KruskalByKind`).
     """
 
@@ -527,10 +527,10 @@ def _halves(lanes: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class KruskalByKind(Kruskal):
     """The same in ordinary arithmetic, where a term whose v (or w) has no interminal needs one split alone: its left
-    (right) child is a word. Its lanes are not kept with those of the splits, but beside them.
+    (right) child is a word. The lanes of the rest of the span are not kept with those of the splits, but beside them.
 
-    weights: U without the terms for two words; over interminals V and W of the terms for any children, V of those with
-    a word on the right, W of those with a word on the left; over preterminals V and W of the first, W of the second, V
+    weights: U without the terms for two words; over interminals V and W of the terms for any children, V of those for
+    a phrase and a word, W of those for a word and a phrase; over preterminals V and W of the first, W of the second, V
     of the third, V and W of the terms for two words; and all of U, for spans of two words.
     """
 
@@ -582,7 +582,7 @@ class KruskalByKind(Kruskal):
             torch.zeros_like(weight) if gradient is None else gradient
             for gradient, weight in zip(weights, self.weights, strict=True)
         )
-        u.narrow(0, 0, len(some)).add_(some)
+        u = u + torch.nn.functional.pad(some, (0, 0, 0, self.kinds[3]))
         general, after, before, words = self.kinds
         v, w, v_after, w_before = inner.split([general, general, after, before], 1)
         phrases = [v, v_after, before + words, w, after, w_before, words]

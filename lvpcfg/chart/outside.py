@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, KruskalByKind, Lanes, RuleTensors, Whole
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Kruskal, Lanes, RuleTensors, Whole
 from lvpcfg.chart.inside import Chart, Spans, written_out
 
 ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
@@ -83,7 +83,7 @@ class Outside:
         self.top.append(top)
         self.bottom.append(bottom)
         cell = chart.keep(algebra.unscale(bottom, chart.scale[width - 1]), "bottom", width, gradient=True)
-        if form.projects:
+        if isinstance(form, Kruskal):
             lifting = form.lifting(width)
             cell = self._undo_product(self.weights, lifting, form.weights[lifting], chart.combined[width - 2], cell)
         terms = form.terms(width)
