@@ -88,7 +88,8 @@ class TreeDistribution:
         """Derivations drawn at random, independently, as many as asked for of each sentence."""
         _expect_number("sample", samples)
         require_nonnegative(self._everything(), "sample")
-        problem = Problem(self._plain.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
+        form = self._plain.unsorted if isinstance(self._plain, Kruskal) else self._plain
+        problem = Problem(form.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
         drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
         with torch.no_grad():
             for solution in solve(problem):

@@ -97,19 +97,34 @@ def make(name: str, signed: bool = False, seed: int = 1) -> Case:
         root = torch.cat([random(3), torch.zeros(2, dtype=torch.float64)])
         rules = random(3, 5, 5)
         return Case(dense(root, rules), Dense(root, rules.unsqueeze(0), None), list(range(5)), None)
-    if name == "kruskal":
+    if name in ("kruskal", "kruskal by kind"):
         root, u, v, w = random(5), random(2, 3), random(2, 5), random(2, 5)
+        if name == "kruskal by kind":
+            u, v, w = one_of_each_kind(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        return Case(kruskal(root, u, v, w), Dense(root, full, None), list(range(5)), None)
-    if name == "kruskal, unary":
+        form = kruskal(root, u, v, w, by_kind=name == "kruskal by kind")
+        return Case(form, Dense(root, full, None), list(range(5)), None)
+    if name in ("kruskal, unary", "kruskal by kind, unary"):
         case = make("rule list, unary", signed, seed)
         grammar = case.grammar
         assert grammar is not None
         inner, states = case.full.interminals, len(case.full.root)
         u, v, w = random(2, inner), random(2, states), random(2, states)
+        if name == "kruskal by kind, unary":
+            u, v, w = one_of_each_kind(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        return Case(kruskal(grammar.root, u, v, w, grammar), replace(case.full, rules=full), case.symbol, grammar)
+        form = kruskal(grammar.root, u, v, w, grammar, by_kind=name == "kruskal by kind, unary")
+        return Case(form, replace(case.full, rules=full), case.symbol, grammar)
     raise ValueError(name)
+
+
+def one_of_each_kind(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Terms for any children, and any left one with a word; for a phrase and a word, a word and a phrase, two words."""
+    inner, terms = u.shape[1], torch.tensor([0, 1, 0, 1, 0])
+    u, v, w = (factor[terms].clone() for factor in (u, v, w))
+    v[2, inner:] = v[3:, :inner] = 0
+    w[3, inner:] = w[1:3, :inner] = w[4, :inner] = 0
+    return u, v, w
 
 
 FORMS = (
@@ -120,6 +135,8 @@ FORMS = (
     "dense",
     "kruskal",
     "kruskal, unary",
+    "kruskal by kind",
+    "kruskal by kind, unary",
 )
 WITH_GRAMMAR = FORMS[:4]
 

@@ -467,9 +467,9 @@ class TestUnderflow:
         assert sign.item() == 1
 
     def test_of_rows_leaves_no_infinite_factor(self):
-        row, shift, exponent = SUM.normalise(torch.tensor([[0.0, 1e-40], [0.0, 0.0], [3.0, 0.5]]))
+        row, scale, exponent = SUM.normalise(torch.tensor([[0.0, 1e-40], [0.0, 0.0], [3.0, 0.5]]))
         assert row.isfinite().all()
-        assert torch.equal(row * torch.exp2(shift), torch.tensor([[0.0, 1e-40], [0.0, 0.0], [3.0, 0.5]]))
+        assert torch.equal(row / scale, torch.tensor([[0.0, 1e-40], [0.0, 0.0], [3.0, 0.5]]))
         assert exponent.flatten().tolist() == [-126, -math.inf, 1]
 
 

@@ -1,12 +1,15 @@
 """EM and split-merge, against enumeration over states and against what they must keep."""
 
+import gc
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
 
 from lvpcfg import Binarisation, InputError, build_treebank, corpus, train
+from lvpcfg.chart.forest import Plan
 from lvpcfg.estimate import split_merge
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.training import EMOptions, Options, SplitMergeOptions, Trainer, steps
@@ -93,6 +96,27 @@ def test_expected_counts_are_those_of_enumeration(unaries, states):
     found, expected = latent.expect(counts), enumerate_states(latent, parameters)
     assert found[0] == pytest.approx(expected[0], rel=1e-6)
     assert_close(found[1], expected[1])
+
+
+def test_an_e_step_lets_go_of_its_weights(monkeypatch):
+    """With many states they are most of the memory, and a cycle of references would keep those of every step."""
+    made, weights = [], Plan.weights
+
+    def watched(*arguments):
+        found = weights(*arguments)
+        made.extend(weakref.ref(some.values) for some in found)
+        return found
+
+    monkeypatch.setattr(Plan, "weights", watched)
+    latent, counts = latent_of(tiny(), {"NP": 2, "NN": 3})
+    gc.collect()
+    gc.disable()
+    try:
+        latent.expect(counts)
+        assert made
+        assert not any(reference() is not None for reference in made)
+    finally:
+        gc.enable()
 
 
 def test_the_m_step_and_smoothing_are_normalised():

@@ -68,14 +68,15 @@ class Sum:
     def normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rescales each row by a power of two, so that its largest entry is in [1, 2).
 
-        Returns the rows, what they were divided by as an exponent [rows, 1], and the exponent they count with
-        from now on: -inf for rows of zeros, which have no say in the scale of others.
+        Returns the rows, what they were multiplied by [rows, 1], and the exponent they count with from now on: -inf
+        for rows of zeros, which have no say in the scale of others.
         """
         if not x.shape[-1]:  # a grammar without interminals
-            return x, x.new_zeros(*x.shape[:-1], 1), x.new_full((*x.shape[:-1], 1), -math.inf)
+            return x, x.new_ones(*x.shape[:-1], 1), x.new_full((*x.shape[:-1], 1), -math.inf)
         largest = x.abs().amax(-1, keepdim=True)
         shift = largest.log2().floor_().clamp_min_(-126)  # a larger factor would not be a float32
-        return x * torch.exp2(-shift), shift, shift.masked_fill(largest == 0, -math.inf)
+        scale = torch.exp2(-shift)
+        return x * scale, scale, shift.masked_fill_(largest == 0, -math.inf)
 
     def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""
@@ -85,9 +86,9 @@ class Sum:
     def scale(self, x: Tensor, weights: Tensor) -> Tensor:
         return x * weights
 
-    def unscale(self, gradient: Tensor, shift: Tensor) -> Tensor:
+    def unscale(self, gradient: Tensor, scale: Tensor) -> Tensor:
         """Backwards through `normalise`."""
-        return gradient * torch.exp2(-shift)
+        return gradient * scale
 
     def log(self, total: Tensor, exponent: Tensor) -> Tensor:
         """log |total * 2^exponent| in double precision."""
@@ -164,7 +165,7 @@ class Log:
     def scale(self, x: Tensor, weights: Tensor) -> Tensor:
         return x
 
-    def unscale(self, gradient: Tensor, shift: Tensor) -> Tensor:
+    def unscale(self, gradient: Tensor, scale: Tensor) -> Tensor:
         return gradient
 
     def log(self, total: Tensor, exponent: Tensor) -> Tensor:

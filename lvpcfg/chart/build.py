@@ -144,10 +144,26 @@ def dense(root: Tensor, rules: Tensor) -> Dense:
     return Dense(root, None, None, (), inner, blocks, False, rules).with_tensors([root, rules])
 
 
-def kruskal(root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None) -> Kruskal:
-    """A whole-grammar Kruskal form: u [rank, interminals], v and w [rank, states]."""
-    inner = u.shape[1]
+def kruskal(
+    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, by_kind: bool = False
+) -> Kruskal:
+    """A whole-grammar Kruskal form: u [rank, interminals], v and w [rank, states].
+
+    Where the factors stay as they are, their terms can be sorted `by_kind`: charts then leave out what the zeros of v
+    and w make impossible, and have no derivative by those zeros.
+    """
+    inner, (any_kind, after, before, words) = u.shape[1], (len(u), 0, 0, 0)
+    if by_kind:
+        (left, left_word), (right, right_word) = (
+            (factor[:, :inner].any(1), factor[:, inner:].any(1)) for factor in (v, w)
+        )
+        kind = torch.where(left | right, 0, 3)
+        kind = torch.where(left & ~left_word & ~right, 1, torch.where(right & ~right_word & ~left, 2, kind))
+        order = kind.argsort(stable=True)
+        u, v, w = u[order], v[order], w[order]
+        any_kind, after, before, words = torch.bincount(kind, minlength=4).tolist()
     halves = zip(*(factor.split([inner, factor.shape[1] - inner], 1) for factor in (v, w)), strict=True)
     closure, promotion = (None, None) if source is None else unary_closure(source)
     weights = (u, *(torch.cat(half).T for half in halves))  # [states, 2 rank]
-    return Kruskal(root, closure, promotion, weights, inner, None if source is None else exact(source))
+    rules = None if source is None else exact(source)
+    return Kruskal(root, closure, promotion, weights, inner, rules, (any_kind, after, before, words))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, RuleTensors, Whole
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, KruskalByKind, Lanes, RuleTensors, Whole
 
 AnyRules = RuleTensors | Kruskal
 LARGE = 1 << 24  # numbers
@@ -149,9 +149,10 @@ class Chart:
         self.bottom: list[Tensor] = []  # for each width, [cells, interminal states]: binary rules
         self.top: list[Tensor] = []  # for each width, [cells, interminal states]: unary rules over those
         self.exponent: list[Tensor] = []  # for each width, [cells, 1]
-        self.shift: list[Tensor] = []  # for each width, [cells, 1]: what was taken out as the cell was written
+        self.scale: list[Tensor] = []  # for each width, [cells, 1]: what the cell was multiplied by as it was written
         self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
         self.combined: list[Tensor] = []  # for each width from 2, [cells, lanes], where the form lifts them to states
+        self.beside: list[list[Tensor]] = []  # for each width, what `project` found beside the lanes
         self._tables: list[Tensor] | None = None
         self._operands: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all by something
@@ -181,27 +182,31 @@ class Chart:
     def _read_words(self, leaf: Tensor) -> None:
         """Width 1: words as children of binary rules, filled into the rules, and under unary rules."""
         algebra, form = self.algebra, self.form
-        word, shift, exponent = algebra.normalise(leaf.flatten(-3, -2))
+        word, scale, exponent = algebra.normalise(leaf.flatten(-3, -2))
         self.word = self.keep(word, "bottom", 1, words=True)
         self.word_top = self.keep(self.word, "top", 1, words=True)
         top = algebra.zeros(leaf, len(exponent), form.interminals)
         if form.promotion is not None:
             top = self.keep(algebra.matmul(self.word, form.promotion), "top", 1)
         lanes, self._tables = form.words(algebra, self.word_top, top)
-        self._write(top, top, shift, exponent, lanes)
+        self.beside.append(form.project(algebra, top)[1] if isinstance(form, KruskalByKind) else [])
+        self._write(top, top, scale, exponent, lanes)
 
     def _fill(self, width: int) -> None:
         algebra, form = self.algebra, self.form
         align, exponent = algebra.align(torch.add(*self.exponents.children(width, 1)))
         self.align.append(align)
         parts = [self.apply(term, width) for term in form.terms(width)]
-        combined = algebra.add(parts or [algebra.zeros(self.word, len(exponent), form.interminals)])
+        combined = form.add(algebra, parts or [algebra.zeros(self.word, len(exponent), form.interminals)])
         if form.projects:
             self.combined.append(combined)
-        cell, shift, taken = algebra.normalise(self.keep(form.lift(algebra, combined), "bottom", width))
+        cell, scale, taken = algebra.normalise(self.keep(form.lift(algebra, combined, width), "bottom", width))
         top = self._unary(cell, form.closure, width)
-        lanes = form.project(algebra, top) if width < self.length else None
-        self._write(cell, top, shift, exponent + taken, lanes)
+        lanes = None
+        if width < self.length:
+            lanes, beside = form.project(algebra, top)
+            self.beside.append(beside)
+        self._write(cell, top, scale, exponent + taken, lanes)
 
     def apply(self, term: int, width: int) -> Tensor:
         """What a term brings to the cells of a width."""
@@ -217,10 +222,10 @@ class Chart:
             self._room = self.word.new_empty(rows * lanes)
         return self._room.narrow(0, 0, rows * lanes).view(rows, lanes)
 
-    def _write(self, bottom: Tensor, top: Tensor, shift: Tensor, exponent: Tensor, lanes: Tensor | None) -> None:
+    def _write(self, bottom: Tensor, top: Tensor, scale: Tensor, exponent: Tensor, lanes: Tensor | None) -> None:
         self.bottom.append(bottom)
         self.top.append(top)
-        self.shift.append(shift)
+        self.scale.append(scale)
         self.exponent.append(exponent)
         width = len(self.top)
         self.exponents.own(width).copy_(exponent)
@@ -278,8 +283,18 @@ class Chart:
         chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, form.lanes[0])
         chart._tables, chart._operands = None, {}
         for width, top in enumerate(self.top, 1):
-            chart.spans.own(width).copy_(form.project(self.algebra, top))
+            chart.spans.own(width).copy_(form.project(self.algebra, top)[0])
         return chart
+
+    def word_and_rest(
+        self, term: int, width: int, tables: list[Tensor], beside: list[list[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """What belongs to a word at one end of the spans of a width, and to the rest of them, [cells, lanes] each."""
+        kind, table = self.form.blocks[term].kind, self.form.table_of(term)
+        word = self.window(tables[table], width, kind, -2)
+        if kind == WORDS:
+            return word, self.window(tables[-1], width, AFTER, -2)
+        return word, beside[width - 2][table].narrow(0, 0 if kind == AFTER else self.batch, len(word))
 
     def window(self, words: Tensor, width: int, kind: str, dimension: int) -> Tensor:
         """What belongs to the first words of the spans of a width, or to their last."""
@@ -300,6 +315,9 @@ class Chart:
         if kind == INNER:
             left, right = self.spans.children(width, least)
             return left, right, align.narrow(1, least - 1, width - 2 * least + 1)
+        if isinstance(block, Lanes):
+            word, rest = self.word_and_rest(term, width, self.tables, self.beside)
+            return word, rest, align.select(1, width - 2 if kind == AFTER else 0)
         if kind == WORDS:
             words = self.form.pad(self.algebra, self.word_top)
             last = self.window(words, width, AFTER, -2)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Lanes, RuleTensors, Whole
+from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Kruskal, Lanes, RuleTensors, Whole
 from lvpcfg.chart.inside import Chart, Spans, written_out
 
 ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
@@ -42,6 +42,7 @@ class Outside:
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
+        self.beside = [[torch.zeros_like(lanes) for lanes in of_width] for of_width in chart.beside]
         self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
         with written_out(chart.algebra):
             self._begin(gradient)
@@ -52,7 +53,7 @@ class Outside:
                 self._multiply_factors(self.weights if of_weights else self.tensors, place)
         self.tensors += form.joined(self.weights) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
-        del self.tables, self.filled, self.words, self.factors, self.weights
+        del self.tables, self.beside, self.filled, self.words, self.factors, self.weights
         chart.forget()
         self.top.reverse()
         self.bottom.reverse()
@@ -81,9 +82,10 @@ class Outside:
             bottom = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], bottom)
         self.top.append(top)
         self.bottom.append(bottom)
-        cell = chart.keep(algebra.unscale(bottom, chart.shift[width - 1]), "bottom", width, gradient=True)
-        if form.projects:
-            cell = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], cell)
+        cell = chart.keep(algebra.unscale(bottom, chart.scale[width - 1]), "bottom", width, gradient=True)
+        if isinstance(form, Kruskal):
+            lifting = form.lifting(width)
+            cell = self._undo_product(self.weights, lifting, form.weights[lifting], chart.combined[width - 2], cell)
         terms = form.terms(width)
         for term, share in zip(terms, self._shares(cell, terms, width), strict=True):
             self._undo_term(term, width, share)
@@ -115,6 +117,8 @@ class Outside:
         chart, block = self.chart, self.chart.form.blocks[term]
         if block.kind == INNER:
             return self.spans.children(width, chart.form.narrowest)
+        if isinstance(block, Lanes):
+            return chart.word_and_rest(term, width, self.tables, self.beside)
         if block.kind == WORDS:
             rest = chart.window(self.words, width, AFTER, -2)
             if not block.filled:
@@ -146,11 +150,11 @@ class Outside:
         cells, gradient = (torch.cat(factors) for factors in zip(*pairs, strict=True))
         _add_product(gradients, place, cells.T, gradient)
 
-    def _shares(self, cell: Tensor, terms: list[int], width: int) -> list[Tensor]:
+    def _shares(self, cell: Tensor, terms: list[int], width: int) -> Sequence[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
         chart, algebra = self.chart, self.chart.algebra
         if algebra is SUM:
-            return [chart.form.pad(algebra, cell)] * len(terms)
+            return chart.form.shares(chart.form.pad(algebra, cell), terms)
         if len(terms) < 2:
             return [cell] * len(terms)
         parts = [chart.apply(term, width) for term in terms]
@@ -165,8 +169,13 @@ class Outside:
         if not form.projects:
             lanes = lanes.narrow(-1, 0, form.interminals)
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
-        lanes = lanes.movedim(-3, -2).flatten(-2)  # [cells, 2 rank]
-        return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
+        return self._undo_product(
+            self.weights, 1, form.weights[1], self.chart.top[width - 1], self._flat(width, self.beside[width - 1])
+        )
+
+    def _flat(self, width: int, beside: list[Tensor]) -> Tensor:
+        """The lanes of a width, first as left children, then as right ones, and what is beside them: [cells, ...]."""
+        return torch.cat([*self.spans.own(width).unbind(-3), *beside], -1)
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
@@ -186,7 +195,7 @@ class Outside:
             top = self._from_parents(1) if unary else None
             if isinstance(form, RuleTensors):
                 return self._undo_filled(form), top
-            lanes = lanes.movedim(-3, -2).flatten(-2)
+            lanes = self._flat(1, self.tables)
             return self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes), top
 
         def words(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
@@ -248,7 +257,7 @@ class Outside:
             masked = chart.keep(top, "top", 1, gradient=True)
             word = word + self._undo_product(self.tensors, 2, form.promotion, chart.word, masked)
         self.word = word
-        leaf = chart.keep(algebra.unscale(word, chart.shift[0]), "bottom", 1, words=True, gradient=True)
+        leaf = chart.keep(algebra.unscale(word, chart.scale[0]), "bottom", 1, words=True, gradient=True)
         self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
 
 

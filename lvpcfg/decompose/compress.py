@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lvpcfg.decompose.als import STARTS, als
 from lvpcfg.decompose.apr import STARTS as APR_STARTS
-from lvpcfg.decompose.apr import apr, conditional, expected_counts
-from lvpcfg.decompose.cover import cover
+from lvpcfg.decompose.apr import conditional, expected_counts
 from lvpcfg.decompose.gradient import LOSSES, NONNEGATIVE, OPTIMISERS, VALUES, KruskalGrammar
+from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
 from lvpcfg.decompose.svd import slice_svd
 from lvpcfg.decompose.whole import fitted, rule_tensor
 from lvpcfg.errors import InputError, expect, show
@@ -255,7 +255,7 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         return slice_svd(tensor, options.error).factors
     if isinstance(options, APROptions):
         inner = tensor.shape[0]
-        fit = apr(
+        fit = apr_by_kind(
             expected_counts(grammar),
             options.rank,
             options.iterations,
@@ -278,7 +278,7 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
             progress=None if progress is None else lambda step, _: progress(step + 1, options.iterations),
         )
         return parameters().map(torch.Tensor.detach)
-    return cover(tensor)
+    return cover_by_kind(tensor)
 
 
 def _distance(tensor: Tensor, factors: Factors) -> float:
