@@ -76,12 +76,12 @@ class Sum:
         largest = x.abs().amax(-1, keepdim=True)
         shift = largest.log2().floor_().clamp_min_(-126)  # a larger factor would not be a float32
         scale = torch.exp2(-shift)
-        return x * scale, scale, shift.masked_fill_(largest == 0, -math.inf)
+        return x * scale, scale, shift.masked_fill_(largest.logical_not(), -math.inf)
 
     def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""
-        largest = exponents.amax(-2)
-        return torch.exp2(exponents - largest.clamp_min(-1e30).unsqueeze(-2)), largest
+        largest = exponents.amax(-2, keepdim=True)
+        return torch.exp2(exponents - largest.clamp_min(-1e30)), largest.squeeze(-2)
 
     def scale(self, x: Tensor, weights: Tensor) -> Tensor:
         return x * weights

@@ -483,7 +483,7 @@ class Kruskal(Form):
             u,
         )
         return KruskalByKind(
-            self.root, self.closure, self.promotion, weights, self.interminals, self.source, self.kinds, self
+            self.root, self.closure, self.promotion, weights, self.interminals, self.source, self.kinds, self.tensors
         )
 
     @property
@@ -534,11 +534,11 @@ class KruskalByKind(Kruskal):
     of the third, V and W of the terms for two words; and all of U, for spans of two words.
     """
 
-    general: Kruskal
+    given: tuple[Tensor, ...]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.general.tensors
+        return self.given
 
     @property
     def lanes(self) -> tuple[int, int]:

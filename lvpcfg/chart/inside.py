@@ -155,11 +155,12 @@ class Chart:
         self.beside: list[list[Tensor]] = []  # for each width, what `project` found beside the lanes
         self._tables: list[Tensor] | None = None
         self._operands: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all by something
-        self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, form.lanes[0])
-        self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
         self._room: Tensor | None = None
         with written_out(algebra):
+            empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all of it
+            lanes = form.lanes[0]
+            self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, lanes)
+            self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
             self._read_words(leaf)
             for width in range(2, self.length + 1):
                 self._fill(width)

@@ -33,18 +33,9 @@ class Outside:
         self.weights: list[Tensor | None] = [None] * len(form.weights)
         self.top: list[Tensor] = []  # for each width, [cells, interminal states]; widest first until the end
         self.bottom: list[Tensor] = []
-        self.spans = Spans(torch.zeros_like(chart.spans.sides), chart.batch)
-        self.words = torch.zeros_like(form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
-        self.tables: list[Tensor] = []
-        self.filled: Spans | None = None  # of what words in rules brought to the spans they begin and end
-        if chart.algebra is SUM and form.whole:
-            self.filled = Spans.made(chart.word.new_zeros, chart.length, chart.batch, form.interminals)
-            self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
-        else:
-            self.tables = [torch.zeros_like(table) for table in chart.tables]
-        self.beside = [[torch.zeros_like(lanes) for lanes in of_width] for of_width in chart.beside]
         self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
         with written_out(chart.algebra):
+            self._make_room()
             self._begin(gradient)
             for width in range(chart.length, 1, -1):
                 self._undo(width)
@@ -57,6 +48,20 @@ class Outside:
         chart.forget()
         self.top.reverse()
         self.bottom.reverse()
+
+    def _make_room(self) -> None:
+        """For gradients to be added up in."""
+        chart, form = self.chart, self.chart.form
+        self.spans = Spans(torch.zeros_like(chart.spans.sides), chart.batch)
+        self.words = torch.zeros_like(form.pad(chart.algebra, chart.word_top))  # as halves of two-word spans
+        self.tables: list[Tensor] = []
+        self.filled: Spans | None = None  # of what words in rules brought to the spans they begin and end
+        if chart.algebra is SUM and form.whole:
+            self.filled = Spans.made(chart.word.new_zeros, chart.length, chart.batch, form.interminals)
+            self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
+        else:
+            self.tables = [torch.zeros_like(table) for table in chart.tables]
+        self.beside = [[torch.zeros_like(lanes) for lanes in of_width] for of_width in chart.beside]
 
     def _begin(self, gradient: Tensor) -> None:
         chart = self.chart
