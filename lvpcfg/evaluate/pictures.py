@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     COVER: {"marker": "s", "linestyle": ""},
     SVD: {"marker": "^", "linestyle": ""},
 }
+EXACTLY = 1e-9  # a divergence below it is rounding
 ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
 
 
@@ -134,7 +135,20 @@ def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
 
 def draw_tradeoff(rows: Sequence[Row]) -> Figure:
     """Time and F1: over the threshold for grammars with latent states (Cohen & Collins 2012), over the rank for whole
-    grammars without (Cohen, Satta & Collins 2013). A colour is a model, a line style a rank."""
+    grammars without (Cohen, Satta & Collins 2013). A colour is a model, a line style a rank.
+
+    Times are ratios times the exact grammar's: what was measured in turns, and not at different hours.
+    """
+    exact = {row.label: row for row in rows if row.method == EXACT}
+    rows = [
+        replace(
+            row,
+            seconds=row.ratio * exact[row.label].seconds,
+            inside_outside=row.ratio_inside_outside * exact[row.label].inside_outside,
+        )
+        for row in rows
+        if row.label in exact
+    ]
     latent = [row for row in rows if row.states > 1]
     whole = [row for row in rows if row.states == 1]
     kinds = [(some, draw) for some, draw in ((latent, _over_thresholds), (whole, _over_ranks)) if some]
@@ -189,7 +203,7 @@ def _draw_points(
 ) -> None:
     for axes, name in zip(panels, names, strict=True):
         values = [(x, getattr(row, name)) for x, row in points]
-        shown = [(x, y) for x, y in values if math.isfinite(y) and (name != "kl" or y > 0)]  # logarithms
+        shown = [(x, y) for x, y in values if math.isfinite(y) and (name != "kl" or y > EXACTLY)]
         axes.plot([x for x, _ in shown], [y for _, y in shown], label=label, **line)
 
 
