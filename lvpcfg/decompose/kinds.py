@@ -14,25 +14,44 @@ from lvpcfg.decompose.apr import Fit, Progress, apr
 from lvpcfg.decompose.cover import cover
 from lvpcfg.grammar.kruskal import Factors
 
+MANY = 32  # terms for each kind
+
 
 def kinds_of(tensor: Tensor) -> list[Tensor]:
-    """The parts of a sparse tensor [interminal states, states, states], without those that are empty."""
+    """The four parts of a sparse tensor [interminal states, states, states]."""
     tensor = tensor.detach().coalesce()
     _, left, right = tensor.indices()
     kind = 2 * (left >= tensor.shape[0]).long() + (right >= tensor.shape[0]).long()
-    kind = torch.where(tensor.values() != 0, kind, -1)
-    return [
-        torch.sparse_coo_tensor(
-            tensor.indices()[:, kind == one], tensor.values()[kind == one], tensor.shape, check_invariants=True
-        ).coalesce()
-        for one in range(4)
-        if bool((kind == one).any())
-    ]
+    return [_entries(tensor, (kind == one) & (tensor.values() != 0)) for one in range(4)]
+
+
+def _entries(tensor: Tensor, which: Tensor) -> Tensor:
+    """Some of the entries of a sparse tensor."""
+    place, values = tensor.indices()[:, which], tensor.values()[which]
+    return torch.sparse_coo_tensor(place, values, tensor.shape, check_invariants=True).coalesce()
 
 
 def cover_by_kind(tensor: Tensor) -> Factors:
-    """The exact cover (see `cover`) of each kind."""
-    return _together([cover(part) for part in kinds_of(tensor)]) if tensor._nnz() else cover(tensor)
+    """The exact cover (see `cover`) of each kind. A fibre of children that are phrases goes on over words, at no cost,
+    so that there is less left to cover for the kinds with one word."""
+    phrases, after, before, words = kinds_of(tensor)
+    first = cover(phrases)
+    over_right, after = _extended(first.u, first.v, first.w, after)
+    over_left, before = _extended(first.u, over_right, first.v, before.transpose(1, 2).coalesce())
+    before = before.transpose(1, 2).coalesce()
+    return _together([Factors(first.u, over_left, over_right), *map(cover, (after, before, words))])
+
+
+def _extended(u: Tensor, v: Tensor, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+    """w of terms with one parent and one v, both times 1, with the entries of `rest` beside them; and what is left."""
+    single = ((u != 0).sum(1) == 1) & ((v != 0).sum(1) == 1) & (u.sum(1) == 1) & (v.sum(1) == 1)
+    term = torch.full((u.shape[1], v.shape[1]), -1, device=u.device)
+    term[u[single].argmax(1), v[single].argmax(1)] = single.nonzero().squeeze(1)
+    a, b, c = rest.indices()
+    own = term[a, b] >= 0
+    w = w.clone()
+    w[term[a, b][own], c[own]] = rest.values()[own]
+    return w, _entries(rest, ~own)
 
 
 def apr_by_kind(
@@ -46,7 +65,7 @@ def apr_by_kind(
     progress: Progress | None = None,
 ) -> Fit:
     """CP-APR (see `apr`) of each kind, with a share of the terms in proportion to what its exact cover would take."""
-    parts = kinds_of(counts)
+    parts = [part for part in kinds_of(counts) if part._nnz()]
     if len(parts) < 2 or rank < len(parts):
         return apr(counts, rank, sweeps, tolerance, start, starts, seed, progress)
     fits: list[Fit] = []
@@ -66,11 +85,17 @@ def apr_by_kind(
 
 
 def shares(sizes: list[int], rank: int) -> list[int]:
-    """`rank`, or the sum of the sizes if that is less, shared out in proportion to them; one to each at the least."""
+    """`rank`, or the sum of the sizes if that is less, shared out in proportion to them; one to each at the least.
+
+    Where there are many, all but the last get multiples of 8, since products of such sizes are fast.
+    """
     each, rest = len(sizes), sum(sizes) - len(sizes)
     more = max(0, min(rank - each, rest))  # than one each
-    ends = [round(more * (part - number) / max(1, rest)) + number for number, part in enumerate(accumulate(sizes), 1)]
-    return [end - begin for begin, end in pairwise([0, *ends])]
+    ends = [more * (part - number) / max(1, rest) + number for number, part in enumerate(accumulate(sizes), 1)]
+    step = 8 if MANY * each <= rank < sum(sizes) else 1
+    return [
+        end - begin for begin, end in pairwise([0, *(step * round(end / step) for end in ends[:-1]), round(ends[-1])])
+    ]
 
 
 def _together(parts: list[Factors]) -> Factors:
