@@ -251,20 +251,22 @@ def parse(stem: str, trees: str, rank: int, console: Console) -> None:
     passes = {near: dict.fromkeys(forms, 0.0) for near in (0, NEAR)}
     decoding, largest = dict.fromkeys(forms, 0.0), dict.fromkeys(forms, 0.0)
     found: dict[str, dict[int, Skeleton]] = {name: {} for name in forms}
-    for near, seconds in passes.items():
-        for numbers in batches([len(sentence) for sentence in sentences], near):
-            batch = Batch(numbers, sentences, model, grammar)
-            runs = [partial(batch.solve, form) for form in forms.values()]
-            for name, one in zip(forms, fastest(runs, 0, ROUNDS), strict=True):
-                seconds[name] += one
-            if near:
-                continue
-            solved = {name: batch.solve(form) for name, form in forms.items()}
-            for name, solutions in solved.items():
-                begin = time.perf_counter()
-                found[name] |= decode(batch, solutions, symbols)
-                decoding[name] += time.perf_counter() - begin
-                largest[name] = max(largest[name], difference(solved[RULES], solutions))
+    lengths = [len(sentence) for sentence in sentences]
+    tasks = [(near, numbers) for near in passes for numbers in batches(lengths, near)]
+    tasks.sort(key=lambda task: lengths[task[1][0]])  # what is compared is measured in turns
+    for near, numbers in tasks:
+        batch = Batch(numbers, sentences, model, grammar)
+        runs = [partial(batch.solve, form) for form in forms.values()]
+        for name, one in zip(forms, fastest(runs, 0, ROUNDS), strict=True):
+            passes[near][name] += one
+        if near:
+            continue
+        solved = {name: batch.solve(form) for name, form in forms.items()}
+        for name, solutions in solved.items():
+            begin = time.perf_counter()
+            found[name] |= decode(batch, solutions, symbols)
+            decoding[name] += time.perf_counter() - begin
+            largest[name] = max(largest[name], difference(solved[RULES], solutions))
     table = Table(
         "",
         "terms",

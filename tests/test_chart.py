@@ -31,7 +31,7 @@ from lvpcfg.chart.decode import (
     best_derivations,
     free_recall,
 )
-from lvpcfg.chart.forms import Block
+from lvpcfg.chart.forms import Block, RankSpace
 from lvpcfg.chart.inside import Allowed, Chart
 from lvpcfg.chart.marginals import anchored, by_symbol, marginals
 from lvpcfg.chart.outside import Outside
@@ -220,6 +220,27 @@ class TestDerivatives:
             found.append(leaf.grad)
             assert all((tensor.grad is not None) == ask for tensor in tensors)
         assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", ["kruskal", "kruskal, unary"])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_log_z_alone_may_stay_in_rank_space(name, signed, dtype):
+    case = make(name, signed)
+    form, lengths = case.form.to(dtype), torch.tensor([5, 1, 3])
+    leaf = case.leaf(5, 3, dtype=dtype)
+    assert isinstance(form.for_log_z, RankSpace)
+    log_z, sign = log_partition(form, leaf, lengths)
+    expected, expected_sign = log_partition(form, leaf.requires_grad_(), lengths)
+    assert expected.requires_grad
+    assert torch.allclose(log_z, expected, rtol=1e-12 if dtype == F64 else 1e-5)
+    assert torch.equal(sign, expected_sign)
+
+
+def test_more_terms_than_states_do_not_stay_in_rank_space():
+    u, v, w = torch.rand(7, 3), torch.rand(7, 5), torch.rand(7, 5)
+    form = kruskal(torch.rand(5), u, v, w)
+    assert form.for_log_z is form
 
 
 class TestExpectedCounts:

@@ -465,6 +465,26 @@ class Kruskal(Form):
     def prepared(self, algebra: Algebra) -> "Kruskal":
         return self._by_kind if algebra is SUM and any(self.kinds[1:]) else self
 
+    @cached_property
+    def for_log_z(self) -> "Kruskal":
+        """What is enough for log Z alone: cells may stay in rank space, where that is cheaper.
+
+            V alpha(i,j) = V U^T sum_k (V alpha(i,k) * W alpha(k+1,j))   and the same for W
+
+        (Cohen, Satta & Collins 2013, section 4.) The products of the factors, and of unary rules with them, are made
+        once, so that all that is left of U is what the whole sentence ends in.
+        """
+        u, inner, outer = self.weights
+        rank, states = u.shape
+        if any(self.kinds[1:]) or 2 * rank > 3 * states + (0 if self.closure is None else states * states / rank):
+            return self
+        phrases, tags = self.root.split([states, len(self.root) - states])
+        if self.closure is not None and self.promotion is not None:
+            tags, outer = tags + self.promotion @ phrases, outer + self.promotion @ inner
+            u = u @ self.closure
+        root = torch.cat([u @ phrases, tags])
+        return RankSpace(root, None, None, (u, u @ inner, outer), rank, None, self.kinds)
+
     @property
     def unsorted(self) -> "Kruskal":
         """With terms that all serve any children."""
@@ -497,12 +517,13 @@ class Kruskal(Form):
     def terms(self, width: int) -> list[int]:
         return [0]
 
-    def lifting(self, width: int) -> int:
+    def lifting(self, width: int) -> int | None:
         """Which of the weights lifts cells of a width."""
         return 0
 
     def lift(self, algebra: Algebra, combined: Tensor, width: int) -> Tensor:
-        return algebra.matmul(combined, self.weights[self.lifting(width)])
+        lifting = self.lifting(width)
+        return combined if lifting is None else algebra.matmul(combined, self.weights[lifting])
 
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
@@ -522,6 +543,13 @@ class Kruskal(Form):
 def _halves(lanes: Tensor) -> Tensor:
     """[cells, 2 rank] -> [2, cells, rank]"""
     return lanes.unflatten(-1, (2, -1)).movedim(-2, -3)
+
+
+class RankSpace(Kruskal):
+    """A form whose interminal states are the terms themselves, so that nothing is lifted."""
+
+    def lifting(self, width: int) -> None:
+        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -315,7 +315,7 @@ class Chart:
         kind = block.kind
         if kind == INNER:
             left, right = self.spans.children(width, least)
-            return left, right, align.narrow(1, least - 1, width - 2 * least + 1)
+            return left, right, align if least == 1 else align.narrow(1, least - 1, width - 2 * least + 1)
         if isinstance(block, Lanes):
             word, rest = self.word_and_rest(term, width, self.tables, self.beside)
             return word, rest, align.select(1, width - 2 if kind == AFTER else 0)

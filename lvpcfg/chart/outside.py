@@ -88,8 +88,8 @@ class Outside:
         self.top.append(top)
         self.bottom.append(bottom)
         cell = chart.keep(algebra.unscale(bottom, chart.scale[width - 1]), "bottom", width, gradient=True)
-        if isinstance(form, Kruskal):
-            lifting = form.lifting(width)
+        lifting = form.lifting(width) if isinstance(form, Kruskal) else None
+        if lifting is not None:
             cell = self._undo_product(self.weights, lifting, form.weights[lifting], chart.combined[width - 2], cell)
         terms = form.terms(width)
         for term, share in zip(terms, self._shares(cell, terms, width), strict=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import LOG, SUM
-from lvpcfg.chart.forms import Algebra
+from lvpcfg.chart.forms import Algebra, Kruskal
 from lvpcfg.chart.inside import Allowed, AnyRules, Chart
 from lvpcfg.chart.outside import Outside
 
@@ -140,6 +140,9 @@ def log_partition(
     The derivative by an entry that is zero is 0 where it is infinite, where log-sum-exp was needed, and where the
     cells it would need have no derivation at all; expected counts, entry times derivative, are right everywhere.
     """
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (leaf, *form.tensors))
+    if isinstance(form, Kruskal) and allowed is None and not differentiable:
+        form = form.for_log_z
     log_z, sign = _LogPartition.apply(form, lengths, allowed, leaf, *form.tensors)
     return log_z, sign
 
