@@ -292,7 +292,7 @@ class Parser(ParserI):  # type: ignore[misc]
         factors = self._grammar.kruskal
         if factors is None:
             return exact(self._grammar)
-        return kruskal(self._grammar.root, factors.u, factors.v, factors.w, self._grammar)
+        return kruskal(self._grammar.root, factors.u, factors.v, factors.w, self._grammar, by_kind=True)
 
     def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
         entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
