@@ -110,14 +110,19 @@ def multiplication_peak() -> float:
 
 
 def fastest(runs: list[Callable[[], None]], seconds: float) -> list[float]:
-    """The shortest time of each, run in turns for so long, and three times at least."""
+    """The shortest time of each, run in turns for so long, and three times at least.
+
+    A turn is half a second: a short run right behind a long one would find the memory as that left it.
+    """
     times: list[list[float]] = [[] for _ in runs]
     begin = time.perf_counter()
-    while len(times[0]) < 3 or time.perf_counter() - begin < seconds * len(runs):
+    while min(map(len, times)) < 3 or time.perf_counter() - begin < seconds * len(runs):
         for run, found in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run()
-            found.append(time.perf_counter() - start)
+            turn = time.perf_counter()
+            while time.perf_counter() - turn < 0.5:
+                start = time.perf_counter()
+                run()
+                found.append(time.perf_counter() - start)
     return [min(found) for found in times]
 
 
