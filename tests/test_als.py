@@ -154,11 +154,11 @@ def test_zero_tensors_and_tensors_of_low_rank(nonnegative):
 
 
 def test_a_term_that_starts_at_zero_is_not_lost():
-    """All singular values of the unfoldings are alike, and pairs of their vectors may have T(v, w) = 0."""
-    tensor = torch.zeros(1, 4, 4, 4, dtype=torch.float64)
-    for place, other in enumerate((2, 3, 1, 0)):
-        tensor[0, place, place, other] = 1
-    assert als(tensor, 4).error[0] < 1e-3
+    """The leading singular vectors of both sides are e_0, and T(e_0, e_0) = 0: least squares alone would stay there."""
+    tensor = torch.zeros(1, 4, 3, 3, dtype=torch.float64)
+    for parent, (left, right) in enumerate([(0, 1), (0, 2), (1, 0), (2, 0)]):
+        tensor[0, parent, left, right] = 2
+    assert als(tensor, 1).error[0] < 3.5  # ||T|| is 4
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-30), ("float32", 1e30), ("float64", 1e-300)])
