@@ -19,8 +19,8 @@ from lvpcfg.chart.algebra import MAX, Expectation, Log, Sample, require_nonnegat
 from lvpcfg.chart.best import Best
 from lvpcfg.chart.build import dense, exact
 from lvpcfg.chart.decode import Derivation, Node, Skeletal, derivations, only
-from lvpcfg.chart.forms import Kruskal
 from lvpcfg.chart.inside import AnyRules, Chart
+from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.chart.marginals import Marginals, marginals
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import LOGARITHMIC, Problem, log_partition, solve, total

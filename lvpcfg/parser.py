@@ -112,8 +112,8 @@ class Parser(ParserI):  # type: ignore[misc]
         whole = self._grammar.kruskal is not None
         if whole and len(self.models) > 1:
             raise InputError("a product of grammars takes rules, not one Kruskal form of all of them: give one model.")
-        latent = bool((self._grammar.states > 1).any()) or len(self._grammar.symbols.interminals) > MANY
-        prunable = latent and not whole and (approximate or not self._signed)
+        large = bool((self._grammar.states > 1).any()) or len(self._grammar.symbols.interminals) > MANY
+        prunable = large and not whole and (approximate or not self._signed)
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
@@ -199,7 +199,7 @@ class Parser(ParserI):  # type: ignore[misc]
         rules = self._form if isinstance(self._form, RuleTensors) else self._form.source
         blocks = () if rules is None else rules.blocks
         inner = sum(len(block.rules) for block in blocks if block.kind == "inner")
-        lanes = self._form.lanes[0] + max((block.shape[1] for block in blocks), default=0)
+        lanes = self._form.lanes + max((block.shape[1] for block in blocks), default=0)
         numbers = length * length * (16 * lanes + 2 * inner) + 2 * length * self._form.table_size
         return max(1, min(64, CELLS // max(1, numbers)))
 
@@ -279,13 +279,11 @@ class Parser(ParserI):  # type: ignore[misc]
     @property
     def times(self) -> dict[str, float]:
         """Seconds spent so far, by stage: fine (inside-outside), decode; in pruned charts also coarse, forest, plan."""
-        pruned = self._coarse_to_fine.stages.seconds if "_coarse_to_fine" in self.__dict__ else {}
-        whole = self._stages.seconds
-        return {name: pruned.get(name, 0.0) + whole.get(name, 0.0) for name in {**pruned, **whole}}
+        return dict(self._stages.seconds)
 
     @cached_property
     def _coarse_to_fine(self) -> CoarseToFine:
-        return CoarseToFine(self._grammars, self.decoder)
+        return CoarseToFine(self._grammars, self.decoder, self._stages)
 
     @cached_property
     def _form(self) -> AnyRules:

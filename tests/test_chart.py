@@ -18,6 +18,7 @@ from nltk.parse.viterbi import ViterbiParser
 
 from lvpcfg.chart import algebra, build, decode
 from lvpcfg.chart.algebra import SUM
+from lvpcfg.chart.blocks import Block
 from lvpcfg.chart.build import dense, exact, kruskal
 from lvpcfg.chart.decode import (
     FREE,
@@ -31,8 +32,8 @@ from lvpcfg.chart.decode import (
     best_derivations,
     free_recall,
 )
-from lvpcfg.chart.forms import Block, RankSpace
 from lvpcfg.chart.inside import Allowed, Chart
+from lvpcfg.chart.kruskal import RankSpace
 from lvpcfg.chart.marginals import anchored, by_symbol, marginals
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import (

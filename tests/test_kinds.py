@@ -51,7 +51,7 @@ def test_a_cover_by_kind_is_exact(inner, outer, density, seed):
 def test_counts_fitted_by_kind_keep_their_margins():
     grammar, seen = tight_grammar(), []
     counts = expected_counts(grammar)
-    fit = apr_by_kind(counts, 8, 2000, 1e-8, progress=lambda sweep, *_: seen.append(sweep))
+    fit = apr_by_kind(counts, 8, 2000, tolerance=1e-8, progress=lambda sweep, *_: seen.append(sweep))
     assert fit.factors.rank == 8
     assert fit.violation < 1e-8
     assert seen == sorted(seen)

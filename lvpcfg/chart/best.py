@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lvpcfg.chart.blocks import Block
 from lvpcfg.chart.decode import Node, Skeleton
 from lvpcfg.chart.edges import Pairs
-from lvpcfg.chart.forms import Block, Kruskal, RuleTensors
+from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Chart
+from lvpcfg.chart.kruskal import Kruskal
 
 
 class Open(NamedTuple):

@@ -5,7 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Block, Dense, Kruskal, RuleTensors, Whole, quarters
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Block, Whole
+from lvpcfg.chart.forms import Dense, RuleTensors, quarters
+from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.grammar.grammar import Grammar
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -39,8 +41,7 @@ def exact(grammar: Grammar) -> RuleTensors:
         place = place.permute(order).flatten(2, 3)
         return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)
 
-    kinds = 2 * (rules[:, 1] >= inner).long() + (rules[:, 2] >= inner).long()
-    keys = torch.cat([kinds.unsqueeze(1), rounded[rules]], 1)
+    keys = torch.cat([grammar.binary_kinds.cpu().unsqueeze(1), rounded[rules]], 1)
     blocks: list[Block | Whole] = []
     for key in keys.unique(dim=0):
         number, x, y, z = key.tolist()

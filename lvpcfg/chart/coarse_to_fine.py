@@ -29,15 +29,15 @@ class Found:
 class CoarseToFine:
     """Parses by fine grammars over the same symbols and rules, in the forests that the first of them leaves.
 
-    Log-probabilities are those of the first grammar.
+    Log-probabilities are those of the first grammar. `stages` is told how long it takes.
     """
 
-    def __init__(self, grammars: Sequence[Grammar], decoder: str) -> None:
+    def __init__(self, grammars: Sequence[Grammar], decoder: str, stages: Stages | None = None) -> None:
         self.decoder, self.coarse = decoder, Coarse(grammars[0].expanded())
         self.negative = 0  # posteriors of rules below zero, through approximations
         self.rules = [FineRules(grammar) for grammar in grammars]
         symbols, device = grammars[0].symbols, grammars[0].root.device
-        self.stages = Stages(device)
+        self.stages = stages or Stages(device)
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
         rules, steps = len(grammars[0].binary_rules), len(self.coarse.rules.steps)
         kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(

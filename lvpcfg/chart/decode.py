@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, RuleTensors, select
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, select
+from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Spans
 from lvpcfg.chart.outside import Outside
 from lvpcfg.errors import InputError

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, RuleTensors, Whole
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Whole
+from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Chart
 
 

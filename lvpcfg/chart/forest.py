@@ -197,20 +197,18 @@ class Plan:
 
         def tiled(edges: np.ndarray) -> Tiles:
             """Of edges sorted by rule."""
-            share = NARROW if self.shapes[shape_of[rule[edges[0]]]][3] else 1
-            tile, slot, tile_rule, width = _tiled(rule[edges], share)
+            shape = int(shape_of[rule[edges[0]]])
+            *_, z, rank = self.shapes[shape]
+            tile, slot, tile_rule, width = _tiled(rule[edges], NARROW if rank else 1)
             table = np.full((len(tile_rule), width), len(rule))
             table[tile, slot] = edges
             found = (within[tile_rule], table, *(column[table] for column in columns))
-            shape = int(shape_of[tile_rule[0]])
-            unary = self.shapes[shape][2] == 1 and bool((columns[2][edges] == forest.nodes + 1).all())
+            unary = z == 1 and bool((columns[2][edges] == forest.nodes + 1).all())
             return Tiles(shape, unary, *map(self._tensor, found))
 
-        def groups(order: np.ndarray, *keys: np.ndarray) -> list[np.ndarray]:
-            changes = np.zeros(max(0, len(order) - 1), dtype=bool)
-            for key in keys:
-                changes |= np.diff(key[order]) != 0
-            return [group for group in np.split(order, np.flatnonzero(changes) + 1) if len(group)]
+        def groups(order: np.ndarray, key: np.ndarray) -> list[np.ndarray]:
+            changes = np.flatnonzero(np.diff(key[order])) + 1
+            return [group for group in np.split(order, changes) if len(group)]
 
         shape = shape_of[rule]
         self.levels = []

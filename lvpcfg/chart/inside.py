@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Kruskal, KruskalByKind, Lanes, RuleTensors, Whole
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Whole
+from lvpcfg.chart.forms import RuleTensors
+from lvpcfg.chart.kruskal import Kruskal, KruskalByKind, Lanes
 
 AnyRules = RuleTensors | Kruskal
 LARGE = 1 << 24  # numbers
@@ -158,7 +160,7 @@ class Chart:
         self._room: Tensor | None = None
         with written_out(algebra):
             empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all of it
-            lanes = form.lanes[0]
+            lanes = form.lanes
             self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, lanes)
             self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
             self._read_words(leaf)
@@ -281,7 +283,7 @@ class Chart:
         """The same cells as children of the rules of another form over the same states."""
         chart = copy(self)
         chart.form = form
-        chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, form.lanes[0])
+        chart.spans = Spans.made(self.word.new_empty, self.length, self.batch, form.lanes)
         chart._tables, chart._operands = None, {}
         for width, top in enumerate(self.top, 1):
             chart.spans.own(width).copy_(form.project(self.algebra, top)[0])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, INNER, RuleTensors
+from lvpcfg.chart.blocks import AFTER, INNER
+from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Allowed, AnyRules
 from lvpcfg.chart.partition import LOGARITHMIC, Problem, Solution, solve_outside
 from lvpcfg.errors import InputError

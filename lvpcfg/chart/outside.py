@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.forms import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Kruskal, Lanes, RuleTensors, Whole
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Whole
+from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Chart, Spans, written_out
+from lvpcfg.chart.kruskal import Kruskal, Lanes
 
 ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import LOG, SUM
-from lvpcfg.chart.forms import Algebra, Kruskal
+from lvpcfg.chart.blocks import Algebra
 from lvpcfg.chart.inside import Allowed, AnyRules, Chart
+from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.chart.outside import Outside
 
 TABLES = 1 << 27  # bytes

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
+from lvpcfg.chart.blocks import Block, Whole
 from lvpcfg.chart.decode import Node, Skeleton
 from lvpcfg.chart.edges import Pairs
-from lvpcfg.chart.forms import Block, Kruskal, RuleTensors, Whole
+from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Chart
+from lvpcfg.chart.kruskal import Kruskal
 
 CHUNK = 1 << 22  # numbers held at once
 
@@ -56,7 +58,7 @@ class Sampler:
 
     def _nodes_at_once(self, width: int) -> int:
         form = self.chart.form
-        sizes = [width * form.lanes[0]]
+        sizes = [width * form.lanes]
         if isinstance(form, RuleTensors):
             sizes += [
                 len(block.rules) * max(width, block.shape[0]) * max(block.shape[1:]) ** 2 for block in form.blocks

@@ -142,8 +142,6 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     grammar = model.grammar
     if grammar.factored is not None or grammar.kruskal is not None:
         raise InputError("the model is compressed already: expected one as job=train makes it.")
-    inner = len(grammar.symbols.interminals)
-    kind = 2 * (grammar.binary_rules[:, 1] >= inner).long() + (grammar.binary_rules[:, 2] >= inner).long()
     if isinstance(options, ALSOptions):
         found = fit_rules(grammar, options, seed, progress)
         small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
@@ -153,12 +151,12 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         small, error = replace(grammar, kruskal=factors.map(lambda x: x.to(grammar.binary.dtype))), 0.0
         if options.name != "cover":
             error = _distance(rule_tensor(grammar), factors)
-        gamma = torch.full((len(kind),), torch.nan, dtype=torch.float64)
+        gamma = torch.full((len(grammar.binary_rules),), torch.nan, dtype=torch.float64)
         negative = torch.zeros_like(gamma)
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
     return Compression(
         replace(model, grammar=small, provenance=provenance),
-        kind,
+        grammar.binary_kinds,
         gamma,
         error,
         negative,
@@ -259,11 +257,11 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
             expected_counts(grammar),
             options.rank,
             options.iterations,
-            options.tolerance,
-            options.start,
-            options.starts,
-            seed,
             None if progress is None else lambda sweep, *_: progress(sweep, options.iterations),
+            tolerance=options.tolerance,
+            start=options.start,
+            starts=options.starts,
+            seed=seed,
         )
         return conditional(fit.factors, expected_states(grammar)[:inner].double())
     if isinstance(options, GradientOptions):

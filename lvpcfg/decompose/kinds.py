@@ -6,6 +6,7 @@ kind keeps its own margins of the counts, and so does their sum.
 """
 
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,20 +55,14 @@ def _extended(u: Tensor, v: Tensor, w: Tensor, rest: Tensor) -> tuple[Tensor, Te
     return w, _entries(rest, ~own)
 
 
-def apr_by_kind(
-    counts: Tensor,
-    rank: int,
-    sweeps: int = 100,
-    tolerance: float = 1e-4,
-    start: str = "cover",
-    starts: int = 1,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Fit:
-    """CP-APR (see `apr`) of each kind, with a share of the terms in proportion to what its exact cover would take."""
+def apr_by_kind(counts: Tensor, rank: int, sweeps: int = 100, progress: Progress | None = None, **options: Any) -> Fit:
+    """CP-APR of each kind, with a share of the terms in proportion to what its exact cover would take.
+
+    `options` are those of `apr`.
+    """
     parts = [part for part in kinds_of(counts) if part._nnz()]
     if len(parts) < 2 or rank < len(parts):
-        return apr(counts, rank, sweeps, tolerance, start, starts, seed, progress)
+        return apr(counts, rank, sweeps, progress=progress, **options)
     fits: list[Fit] = []
 
     def advance(sweep: int, divergence: float, violation: float) -> None:
@@ -75,7 +70,7 @@ def apr_by_kind(
             progress((len(fits) * sweeps + sweep) // len(parts), divergence, violation)
 
     for part, share in zip(parts, shares([cover(part).rank for part in parts], rank), strict=True):
-        fits.append(apr(part, share, sweeps, tolerance, start, starts, seed, advance))
+        fits.append(apr(part, share, sweeps, progress=advance, **options))
     return Fit(
         _together([fit.factors for fit in fits]),
         sum(fit.divergence for fit in fits),

@@ -58,6 +58,12 @@ class Grammar:
         return starts_of(sizes if self.factored is None else sizes.index_fill(0, self.factored.rules, 0))
 
     @cached_property
+    def binary_kinds(self) -> Tensor:
+        """[rules]: 2 * (the left child is a preterminal) + (the right child is one)."""
+        _, left, right = (self.binary_rules >= len(self.symbols.interminals)).long().unbind(1)
+        return 2 * left + right
+
+    @cached_property
     def unary_starts(self) -> Tensor:
         """[rules + 1]: where each R begins in `unary`."""
         return starts_of(self.states[self.unary_rules].prod(1))
