@@ -5,6 +5,7 @@ command line prints it without a traceback.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -32,6 +33,11 @@ def expect(name: str, value: object, allowed: Sequence[object]) -> None:
         raise InputError(
             f"{name} is {show(value)}: expected {' or '.join([', '.join(most), last] if most else [last])}."
         )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the computer, or of a GPU, for which torch has errors of its own."""
+    return isinstance(error, MemoryError) or re.search("allocate|out of memory", str(error)) is not None
 
 
 @contextmanager

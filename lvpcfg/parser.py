@@ -34,7 +34,8 @@ from lvpcfg.chart.inside import AnyRules
 from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.unary import Chains
-from lvpcfg.errors import InputError, expect, show
+from lvpcfg.decompose.coarse import coarse_cover, is_large
+from lvpcfg.errors import InputError, expect, is_out_of_memory, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
@@ -44,9 +45,9 @@ from lvpcfg.trees.normalise import TOP
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
-SPANS = 1 << 15  # of the sentences of a batch, where charts are pruned
+SPANS = 1 << 17  # of the sentences of a batch, where charts are pruned
+TOKENS = 1 << 13
 THRESHOLD = 5e-5  # symbols of spans with a smaller posterior are pruned
-MANY = 128  # phrase symbols: unary rules between all of them make whole charts slow to decode
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
 
 
@@ -72,6 +73,8 @@ class Counts:
     float64: int = 0  # float32 was not enough
     log_sum_exp: int = 0  # float64 was not enough: decoded by Viterbi
     looser: int = 0  # pruning left nothing: parsed again with a lower threshold
+    exhaustive: int = 0  # nor did lower thresholds: parsed without one
+    split: int = 0  # batches that were too large for the memory, and were parsed in halves
     negative_rules: int = 0  # posteriors below zero, through signed parameters
     by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
 
@@ -81,7 +84,8 @@ class Parser(ParserI):  # type: ignore[misc]
 
     `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
     `dtype` "float32" or "float64". Charts of grammars with latent states, or many symbols, are pruned: symbols of
-    spans whose posterior without states is below `prune` are dropped; 0 drops nothing.
+    spans whose posterior without states is below `prune` are dropped; 0 drops nothing. Batches have up to
+    `batch_tokens` words, or less where charts are large.
     """
 
     def __init__(
@@ -91,11 +95,15 @@ class Parser(ParserI):  # type: ignore[misc]
         device: str | torch.device | None = None,
         dtype: str = "float32",
         prune: float = THRESHOLD,
+        batch_tokens: int = TOKENS,
     ) -> None:
         expect("decoder", decoder, DECODERS)
         expect("dtype", dtype, tuple(DTYPES))
         if not 0 <= prune < 1:
             raise InputError(f"prune is {prune}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
+        if batch_tokens < 1:
+            raise InputError(f"batch_tokens is {batch_tokens}: expected a number of words, such as {TOKENS}.")
+        self.batch_tokens = batch_tokens
         self.models = [model] if isinstance(model, Model) else list(model)
         _check_product(self.models, decoder)
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
@@ -112,8 +120,7 @@ class Parser(ParserI):  # type: ignore[misc]
         whole = self._grammar.kruskal is not None
         if whole and len(self.models) > 1:
             raise InputError("a product of grammars takes rules, not one Kruskal form of all of them: give one model.")
-        large = bool((self._grammar.states > 1).any()) or len(self._grammar.symbols.interminals) > MANY
-        prunable = large and not whole and (approximate or not self._signed)
+        prunable = is_large(self._grammar) and not whole and (approximate or not self._signed)
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
@@ -126,10 +133,11 @@ class Parser(ParserI):  # type: ignore[misc]
         device: str | torch.device | None = None,
         dtype: str = "float32",
         prune: float = THRESHOLD,
+        batch_tokens: int = TOKENS,
     ) -> "Parser":
         """A parser for the model in a folder, or for the product of those in several."""
         paths = [path] if isinstance(path, str | os.PathLike) else path
-        return Parser([Model.load(path) for path in paths], decoder, device, dtype, prune)
+        return Parser([Model.load(path) for path in paths], decoder, device, dtype, prune, batch_tokens)
 
     def parse(self, sent: Sequence[str]) -> Tree:
         """The tree of one tokenised sentence."""
@@ -173,13 +181,27 @@ class Parser(ParserI):  # type: ignore[misc]
             total=len(sentences), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
         ) as bar:
             for batch in self._batches([len(words) for words in sentences]):
-                parse_batch = self._parse_pruned if self._pruned else self._parse_batch
-                parses = parse_batch([sentences[number] for number in batch], probabilities)
+                parses = self._parse_some([sentences[number] for number in batch], probabilities)
                 found.update(zip(batch, parses, strict=True))
                 bar.update(len(batch))
                 if update is not None:
                     update(len(batch))
         return [found[number] for number in range(len(sentences))]
+
+    def _parse_some(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
+        """Together, or in halves where the memory is too small for all of them."""
+        counts = replace(self.counts)
+        try:
+            return (self._parse_pruned if self._pruned else self._parse_batch)(sentences, probabilities)
+        except (MemoryError, RuntimeError) as error:
+            if len(sentences) == 1 or not is_out_of_memory(error):
+                raise
+        # Behind the handler, since the error keeps all that was in use.
+        self.counts = replace(counts, split=counts.split + 1)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(sentences) // 2
+        return [*self._parse_some(sentences[:half], probabilities), *self._parse_some(sentences[half:], probabilities)]
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """Sentences that are parsed together, longest first: of one length, unless charts are pruned."""
@@ -187,8 +209,8 @@ class Parser(ParserI):  # type: ignore[misc]
         begin = 0
         while begin < len(order):
             longest = lengths[order[begin]]
-            size = max(1, SPANS // longest**2) if self._pruned else self._batch(longest)
-            batch = order[begin : begin + size]
+            size = SPANS // longest**2 if self._pruned else self._batch(longest)
+            batch = order[begin : begin + max(1, min(size, self.batch_tokens // longest))]
             if not self._pruned:
                 batch = [number for number in batch if lengths[number] == longest]
             yield batch
@@ -201,7 +223,7 @@ class Parser(ParserI):  # type: ignore[misc]
         inner = sum(len(block.rules) for block in blocks if block.kind == "inner")
         lanes = self._form.lanes + max((block.shape[1] for block in blocks), default=0)
         numbers = length * length * (16 * lanes + 2 * inner) + 2 * length * self._form.table_size
-        return max(1, min(64, CELLS // max(1, numbers)))
+        return min(64, CELLS // max(1, numbers))
 
     def _parse_batch(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
         leaf = self._leaf(sentences)
@@ -253,6 +275,7 @@ class Parser(ParserI):  # type: ignore[misc]
                 self.counts.fallbacks += 1
                 found[number] = Parse(self._flat(sentences[number]), -math.inf, 0.0, -math.inf, True)
             else:
+                self.counts.exhaustive += 1
                 (found[number],) = self._parse_batch([sentences[number]], probabilities)
         return [found[number] for number in range(len(sentences))]
 
@@ -278,12 +301,15 @@ class Parser(ParserI):  # type: ignore[misc]
 
     @property
     def times(self) -> dict[str, float]:
-        """Seconds spent so far, by stage: fine (inside-outside), decode; in pruned charts also coarse, forest, plan."""
+        """Seconds spent so far, by stage: fine (inside-outside) and decode; where charts are pruned, before them
+        coarse, gather (what is left), between (grammars with few states) and plan (how to compute the fine one)."""
         return dict(self._stages.seconds)
 
     @cached_property
     def _coarse_to_fine(self) -> CoarseToFine:
-        return CoarseToFine(self._grammars, self.decoder, self._stages)
+        cover = self.model.cover or coarse_cover(self.model.grammar)
+        cover = cover.map(lambda factor: factor.to(self._grammar.root))
+        return CoarseToFine(self._grammars, cover, self.decoder, self._stages)
 
     @cached_property
     def _form(self) -> AnyRules:

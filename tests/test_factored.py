@@ -8,12 +8,12 @@ from cases import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_model
-from test_coarse_to_fine import flat, posteriors
+from test_coarse_to_fine import coarse_to_fine_of, flat
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
-from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
+from lvpcfg.chart.coarse_to_fine import Fine
 from lvpcfg.chart.decode import DECODERS, PRODUCT, RECALL, VITERBI
-from lvpcfg.chart.prune import Coarse, FineRules, Kept
+from lvpcfg.chart.prune import FineRules
 from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
 
@@ -57,14 +57,13 @@ def test_forests_have_the_sums_of_the_tensors(name, signed):
     case = make(name)
     grammar = factored(case.grammar, [0, 1, 4, 6], signed=signed)
     words, lengths = flat(case.leaf(5, 2))
-    coarse = Coarse(case.grammar)
-    kept = Kept.joined([coarse.kept(case.leaf(5, 2), 0.0, torch.arange(2))])
-    forest = coarse.forest(kept, lengths, 0.0)
+    parser = coarse_to_fine_of([case.grammar], PRODUCT)
+    forest, kept = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
     at = torch.tensor([0, 5])[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
     results = []
     for one in (grammar, grammar.expanded()):
         rules = FineRules(one)
-        results.append(posteriors(Fine(forest, rules, rules.leaf(words, at, kept.symbol[forest.leaves]))))
+        results.append(Fine(forest, rules, rules.leaf(words, at, kept.symbol[forest.leaves])).posteriors())
     small, full = results
     assert bool(full.log_z.isfinite().any())
     for quantity in ("log_z", "nodes", "edges"):
@@ -78,7 +77,7 @@ def test_trees_are_those_of_the_tensors(decoder):
     words, lengths = flat(case.leaf(6, 3))
     other = grammar.expanded() if decoder == VITERBI else grammar
     one, two = (
-        CoarseToFine([each], decoder).parse([words], lengths, 0.0, probabilities=True)
+        coarse_to_fine_of([each], decoder).parse([words], lengths, 0.0, probabilities=True)
         for each in (other, grammar.expanded())
     )
     assert [found.skeleton for found in one] == [found.skeleton for found in two]
@@ -92,7 +91,7 @@ def test_negative_posteriors_are_counted(worth):
     grammar = factored(case.grammar, [0], rank=1)
     grammar.root[0] = 0  # the sentence is of the second state of S,
     grammar.factored.factors.u[0, 0, :2] = torch.tensor([3.0, worth])  # to which the rule is worth little, or less
-    coarse_to_fine = CoarseToFine([grammar], PRODUCT)
+    coarse_to_fine = coarse_to_fine_of([grammar], PRODUCT)
     coarse_to_fine.parse([words], lengths, 0.0, probabilities=False)
     assert (coarse_to_fine.negative > 0) == (worth < 0)
 

@@ -66,7 +66,7 @@ def test_every_setting_has_a_row(done):
         name = row.setting.replace(" ", "_").replace("=", "")
         assert result[f"{name}_f1"] == row.f1
         assert result[f"{name}_ratio"] == row.ratio > 0
-        stages = row.coarse + row.forest + row.plan + row.inside_outside
+        stages = row.coarse + row.gather + row.between + row.plan + row.inside_outside
         assert row.seconds == pytest.approx(stages)
         assert (row.coarse > 0) == (row.states > 1)
         assert row.inside_outside > 0

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
-from lvpcfg.chart.forest import Forest, Plan, Scores, Tensors
-from lvpcfg.chart.prune import Coarse, FineRules, Kept
+from lvpcfg.chart.forest import Forest, Plan, Tensors
+from lvpcfg.chart.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.stages import Stages
+from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.projection import projected
 from lvpcfg.trees.binarise import INTERMEDIATE
+
+FEW = 2  # states of a symbol in the grammars between the coarsest and the fine one
+SHARPER = 4  # times the threshold: grammars with some states are surer of themselves
 
 
 @dataclass(frozen=True)
@@ -27,19 +33,29 @@ class Found:
 
 
 class CoarseToFine:
-    """Parses by fine grammars over the same symbols and rules, in the forests that the first of them leaves.
+    """Parses by fine grammars over the same symbols and rules, in the forests that coarser ones leave.
 
-    Log-probabilities are those of the first grammar. `stages` is told how long it takes.
+    Those are projections of the first grammar: the one without states, `cover` being the sum of its binary rules, and
+    those of its hierarchy that have few. Log-probabilities are those of the first grammar. `stages` is told how long it
+    takes.
     """
 
-    def __init__(self, grammars: Sequence[Grammar], decoder: str, stages: Stages | None = None) -> None:
-        self.decoder, self.coarse = decoder, Coarse(grammars[0].expanded())
-        self.negative = 0  # posteriors of rules below zero, through approximations
+    def __init__(self, grammars: Sequence[Grammar], cover: Factors, decoder: str, stages: Stages | None = None) -> None:
+        self.decoder, self.negative = decoder, 0  # posteriors of rules below zero, through approximations
         self.rules = [FineRules(grammar) for grammar in grammars]
-        symbols, device = grammars[0].symbols, grammars[0].root.device
+        grammar = grammars[0].expanded()
+        expected = expected_states(grammar)
+        coarsest, self.fold = projected(grammar, expected, torch.zeros_like(grammar.symbol_of_state))
+        symbols, device = grammar.symbols, grammar.root.device
         self.stages = stages or Stages(device)
+        self.coarse = Coarse(coarsest, cover, self.stages)
+        self.between = []  # the rules of grammars with few states, and what makes words of theirs
+        for ancestor in grammar.hierarchy:
+            if 0 < int(ancestor.max()) < FEW:
+                coarser, fold = projected(grammar, expected, ancestor)
+                self.between.append((FineRules(coarser), fold))
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
-        rules, steps = len(grammars[0].binary_rules), len(self.coarse.rules.steps)
+        rules, steps = len(grammar.binary_rules), len(self.coarse.rules.steps)
         kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(
             torch.tensor([rules, steps, len(symbols)], device=device)
         )
@@ -48,47 +64,44 @@ class CoarseToFine:
     def parse(self, words: Sequence[Tensor], lengths: Tensor, threshold: float, probabilities: bool) -> list[Found]:
         """`words` has for each grammar [words of all sentences, tag states]."""
         first = starts_of(lengths)
-        parts = []
-        with self.stages.stage("coarse"):
-            for length in lengths.unique().tolist():
-                numbers = (lengths == length).nonzero().squeeze(1)
-                leaf = words[0][first[numbers] + torch.arange(length, device=lengths.device).unsqueeze(1)]
-                parts.append(self.coarse.kept(leaf, threshold, numbers))
-            kept = Kept.joined(parts)
-        with self.stages.stage("forest"):
-            forest = self.coarse.forest(kept, lengths, threshold)
-        word = first[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
+        forest, kept = self.coarse.forest(words[0] @ self.fold, lengths, threshold)
+
+        def fine(rules: FineRules, table: Tensor) -> Fine:
+            leaves = forest.leaves
+            word = first[kept.sentence[leaves]] + kept.start[leaves]
+            return Fine(forest, rules, rules.leaf(table, word, kept.symbol[leaves]))
+
+        for rules, fold in self.between:
+            with self.stages.stage("between"):
+                posteriors = fine(rules, words[0] @ fold).posteriors()
+                forest, kept = pruned(forest, kept, posteriors.edges > SHARPER * threshold)
         with self.stages.stage("plan"):
-            fine = [
-                Fine(forest, rules, rules.leaf(table, word, kept.symbol[forest.leaves]))
-                for rules, table in zip(self.rules, words, strict=True)
-            ]
+            grammars = [fine(rules, table) for rules, table in zip(self.rules, words, strict=True)]
         if self.decoder == VITERBI:
             with self.stages.stage("fine"):
-                chosen, log_z = fine[0].best_derivations()
+                chosen, log_z = grammars[0].best_derivations()
         else:
             with self.stages.stage("fine"):
-                scores = [grammar.inside_outside() for grammar in fine]
-            log_z = scores[0][0].log_z
+                known = [grammar.posteriors() for grammar in grammars]
+            log_z = known[0].log_z
         with self.stages.stage("decode"):
             if self.decoder == FREE:
-                nodes = torch.stack([(inside.alpha * beta).sum(1) for inside, beta in scores]).sum(0)
+                nodes = torch.stack([posteriors.nodes for posteriors in known]).sum(0)
                 trees = free_recall(kept, nodes, lengths, self.real, self.coarse.inner)
                 return [
                     Found(tree if z > -math.inf else None, z, -math.inf)
                     for tree, z in zip(trees, log_z.tolist(), strict=True)
                 ]
             if self.decoder != VITERBI:
-                known = [grammar.posteriors(*pair) for grammar, pair in zip(fine, scores, strict=True)]
                 self.negative += sum(int((posteriors.edges < 0).sum()) for posteriors in known)
                 worths = [self._worth(forest, kept, posteriors) for posteriors in known]
                 edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
                 chosen = best_edges(forest, edges, leaves)
-            weights = fine[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
+            weights = grammars[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
             trees = skeletons(forest, kept, chosen)
         return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
 
-    def _worth(self, forest: Forest, kept: Kept, known: "Posteriors") -> tuple[Tensor, Tensor]:
+    def _worth(self, forest: Forest, kept: Nodes, known: "Posteriors") -> tuple[Tensor, Tensor]:
         """What each edge and each leaf is worth to a tree."""
         leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
         possible = torch.where(edges > 0, 0.0, -math.inf)
@@ -122,13 +135,11 @@ class Fine:
         self.plan = Plan(forest, rules.sizes, rules.factored)
         self.weights = self.plan.weights(rules.values, leaf.dtype)
 
-    def inside_outside(self) -> tuple[Scores, Tensor]:
+    def posteriors(self) -> Posteriors:
         scores = self.plan.inside(self.weights, self.leaf)
-        return scores, self.plan.outside(self.weights, scores, torch.ones_like(scores.log_z))
-
-    def posteriors(self, scores: Scores, beta: Tensor) -> Posteriors:
-        edges = self.plan.edge_posteriors(self.weights, scores, beta)
-        return Posteriors(scores.log_z, (scores.alpha * beta).sum(1), edges)
+        edges = self.leaf.new_zeros(len(self.forest.rule) + 1)
+        beta = self.plan.outside(self.weights, scores, torch.ones_like(scores.log_z), edges)
+        return Posteriors(scores.log_z, (scores.alpha * beta).sum(1), edges[:-1])
 
     def log_probs(self, chosen: Tensor) -> Tensor:
         """log p of the tree that each sentence is left with when every node keeps but one edge."""
@@ -150,12 +161,12 @@ class Fine:
             parts = []
             for tiles in level.tiles:
                 _, y, z, _ = plan.shapes[tiles.shape]
-                rules = self.weights[tiles.shape]
+                rules, columns = self.weights[tiles.shape], vars(plan.layout)
                 assert isinstance(rules, Tensors)
-                wanted = state[tiles.parent] >= 0
-                rule = tiles.rule[wanted.nonzero()[:, 0]]
+                wanted = state[tiles.of(plan.layout.parent)] >= 0
+                rule = tiles.rule.repeat_interleave(tiles.width)[wanted]
                 parent, left, right, edge = (
-                    column[wanted] for column in (tiles.parent, tiles.left, tiles.right, tiles.edge)
+                    tiles.of(columns[name])[wanted] for name in ("parent", "left", "right", "edge")
                 )
                 children = (alpha[left, :y].unsqueeze(2) * alpha[right, :z].unsqueeze(1)).flatten(1)
                 value, place = (rules.values[rule, state[parent]] * children).max(1)
@@ -169,6 +180,22 @@ class Fine:
             state.index_copy_(0, left[won], of_left[won])
             state.index_copy_(0, right[won], of_right[won])
         return chosen, log_z
+
+
+def pruned(forest: Forest, nodes: Nodes, keep: Tensor) -> tuple[Forest, Nodes]:
+    """What is left of a forest when it keeps some of its edges: nodes that none of them touches go too."""
+    columns = {name: getattr(forest, name)[keep] for name in ("level", "rule", "parent", "left", "right")}
+    used = torch.zeros(forest.nodes + 2, dtype=torch.int64, device=keep.device)
+    used[len(nodes.symbol) :] = 1  # those on top
+    for name in ("parent", "left", "right"):
+        used.index_fill_(0, columns[name], 1)
+    number, there = used.cumsum(0) - 1, used[: len(nodes.symbol)].bool()
+    columns |= {name: number[columns[name]] for name in ("parent", "left", "right")}
+    leaves = forest.leaves[there[forest.leaves]]
+    return (
+        Forest(int(number[-1]) - 1, **columns, leaves=number[leaves], tops=number[forest.tops]),
+        Nodes(*(column[there] for column in vars(nodes).values())),
+    )
 
 
 def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> Tensor:
@@ -188,7 +215,7 @@ def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> Tensor:
     return chosen
 
 
-def skeletons(forest: Forest, kept: Kept, chosen: Tensor) -> list[Skeleton | None]:
+def skeletons(forest: Forest, kept: Nodes, chosen: Tensor) -> list[Skeleton | None]:
     """The tree of each sentence, or None where there is none."""
     left, right, edge, tops = (column.tolist() for column in (forest.left, forest.right, chosen, forest.tops))
     start, width, symbol = (column.tolist() for column in (kept.start, kept.width, kept.symbol))
@@ -210,7 +237,7 @@ def skeletons(forest: Forest, kept: Kept, chosen: Tensor) -> list[Skeleton | Non
     return found
 
 
-def free_recall(kept: Kept, posterior: Tensor, lengths: Tensor, real: Tensor, inner: int) -> list[Skeleton | None]:
+def free_recall(kept: Nodes, posterior: Tensor, lengths: Tensor, real: Tensor, inner: int) -> list[Skeleton | None]:
     """argmax over all binary trees of sum of mu(label, i, j), with the best label of each span, or none."""
     batch, n = len(lengths), int(lengths.max())
     cell = (kept.sentence * n + kept.start) * n + kept.width - 1  # [sentence, start, width]

@@ -19,7 +19,8 @@ a node on top, which has one state. Each node holds mantissas and an exponent, a
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from lvpcfg.grammar.kruskal import Factors, RuleFactors
 BATCH = 250_000  # what another batch of edges costs, in multiplications
 CHUNK = 1 << 20  # numbers held by one step
 NARROW = 0.7  # of the mean number of edges of a rule: tiles of Kruskal forms, which have less to fetch for each
+SMALL = 8  # multiplications of an edge: where there are no more, each edge is a tile
 NOTHING = -1e9  # the exponent of a node without derivations
 Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of Kruskal forms, 0 for tensors
 
@@ -55,33 +57,43 @@ class Forest:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Edges of rules of one shape (x, y, z), in tiles of edges of one rule; places left empty lead to nothing."""
+    """Edges of rules of one shape (x, y, z), in tiles of edges of one rule."""
 
     shape: int
     unary: bool  # all right children are the constant 1, and are left out of the products
     rule: Tensor  # [tiles]: among those of the shape
-    edge: Tensor  # [tiles, width]
-    parent: Tensor
-    left: Tensor
-    right: Tensor
+    width: int
+    begin: int  # their first place in the `Layout`
 
     def parts(self, size: int) -> Iterator["Tiles"]:
         """So many tiles at a time."""
-        if size >= len(self.rule):
-            yield self
-            return
-        columns = (self.rule, self.edge, self.parent, self.left, self.right)
-        for part in zip(*(column.split(size) for column in columns), strict=True):
-            yield Tiles(self.shape, self.unary, *part)
+        for first in range(0, len(self.rule), size):
+            yield replace(self, rule=self.rule[first : first + size], begin=self.begin + first * self.width)
+
+    def of(self, column: Tensor) -> Tensor:
+        """[tiles * width]: their places of a column."""
+        return column.narrow(0, self.begin, len(self.rule) * self.width)
 
 
 @dataclass(frozen=True, eq=False)
 class Level:
+    """Edges that can be computed together, and the nodes they lead to."""
+
     tiles: list[Tiles]
-    nodes: Tensor  # those that it computes
-    parent: Tensor  # [edges]: among them
+    begin: int  # their first place in the `Layout`
+    places: int
+    nodes: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Edges in tiles, by level; places left empty lead to nothing."""
+
+    edge: Tensor  # [places]; one past the last where there is none
+    parent: Tensor
     left: Tensor
     right: Tensor
+    tiles: list[list[Tiles]]  # of each level
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +132,6 @@ class Tensors:
         into_left = torch.matmul(outer, right.unsqueeze(3)).squeeze(3)
         return into_left, torch.matmul(left.unsqueeze(2), outer).squeeze(2)
 
-    def totals(self, rows: Tensor, *children: Tensor) -> Tensor:
-        """T applied to all three, [tiles, width]."""
-        return (torch.bmm(rows, self.values) * _outer(*children)).sum(2)
-
 
 @dataclass(frozen=True, eq=False)
 class KruskalForms:
@@ -144,10 +152,6 @@ class KruskalForms:
     def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         (left, right), lanes = self._lanes(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
         return torch.bmm(right.mul_(lanes), self.factors.v), torch.bmm(left.mul_(lanes), self.factors.w)
-
-    def totals(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        left, right = self._lanes(left, right)
-        return left.mul_(right).mul_(torch.bmm(rows, self.factors.u.transpose(1, 2))).sum(2)
 
     def _lanes(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """V y2 and W y3, [tiles, width, rank]."""
@@ -170,62 +174,99 @@ class Plan:
     def __init__(self, forest: Forest, sizes: Tensor, factored: RuleFactors | None = None) -> None:
         self.forest, self.device, self.factored = forest, forest.rule.device, factored
         self.widest = int(sizes.max())
-        level, rule, *columns = (
-            column.cpu().numpy() for column in (forest.level, forest.rule, forest.parent, forest.left, forest.right)
-        )
         # Only the rules that occur are laid out, and are numbered anew.
-        used, rule = np.unique(rule, return_inverse=True)
-        size = np.pad(sizes.cpu().numpy(), ((0, 0), (0, 1)))
-        volume, form = size[:, :3].prod(1), np.zeros(len(size), dtype=np.int64)  # a rule's place among Kruskal forms
+        occurs = torch.zeros(len(sizes), dtype=torch.int64, device=self.device).index_fill_(0, forest.rule, 1)
+        used = occurs.nonzero().squeeze(1)
+        self.rule = (occurs.cumsum(0) - 1)[forest.rule]
+        sizes, volume = torch.nn.functional.pad(sizes, (0, 1)), sizes.prod(1)
+        form = torch.zeros_like(volume)  # a rule's place among Kruskal forms
         if factored is not None:
-            compressed = factored.rules.cpu().numpy()
-            form[compressed] = np.arange(len(compressed))
-            volume[compressed], size[compressed, 3] = 0, factored.factors.rank
-        starts = np.append(0, volume.cumsum())
-        size, self.size = size[used], int(starts[-1])
-        columns = [np.append(column, forest.nodes) for column in columns]  # the edge past the last leads to nothing
-        self.shapes, shape_of = _shapes(size, rule, level)
-        within = np.zeros(len(size), dtype=np.int64)  # a rule's place among those of its shape
-        self.rules, self.layouts = [], []  # for each shape
-        for i, (*_, rank) in enumerate(self.shapes):
-            rules = np.flatnonzero(shape_of == i)
-            within[rules] = np.arange(len(rules))
-            self.rules.append(self._tensor(used[rules]))
+            form[factored.rules] = torch.arange(len(factored.rules), device=self.device)
+            volume[factored.rules], sizes[factored.rules, 3] = 0, factored.factors.rank
+        starts = volume.cumsum(0) - volume
+        self.size = int(volume.sum())
+        depths, level = forest.level.unique(return_inverse=True)
+        self.shapes, self.shape_of = _shapes(sizes[used], self.rule, level)
+        self.within = torch.zeros_like(self.shape_of)  # a rule's place among those of its shape
+        self.rules, self.tensors = [], []  # for each shape, [rules] and [rules, (start, x, y, z)]
+        for shape, (*_, rank) in enumerate(self.shapes):
+            rules = (self.shape_of == shape).nonzero().squeeze(1)
+            self.within[rules] = torch.arange(len(rules), device=self.device)
+            rules = used[rules]
             start = form if rank else starts
-            layout = np.column_stack([start[used[rules]], size[rules, :3]])  # [rules, (start, x, y, z)]
-            self.layouts.append(self._tensor(layout.astype(np.int32 if self.size < 2**31 else np.int64)))
+            table = torch.cat([start[rules].unsqueeze(1), sizes[rules, :3]], 1)
+            self.rules.append(rules)
+            self.tensors.append(table.to(torch.int32 if self.size < 2**31 else torch.int64))
+        self.layout = self._laid_out(level, len(depths))
+        depth = torch.full((forest.nodes + 2,), len(depths), device=self.device).index_copy_(0, forest.parent, level)
+        nodes = depth.argsort(stable=True).split(torch.bincount(depth, minlength=len(depths) + 1).tolist())
+        self.levels = [
+            Level(tiles, tiles[0].begin, tiles[-1].begin + len(tiles[-1].rule) * tiles[-1].width - tiles[0].begin, some)
+            for tiles, some in zip(self.layout.tiles, nodes, strict=False)
+        ]
 
-        def tiled(edges: np.ndarray) -> Tiles:
-            """Of edges sorted by rule."""
-            shape = int(shape_of[rule[edges[0]]])
-            *_, z, rank = self.shapes[shape]
-            tile, slot, tile_rule, width = _tiled(rule[edges], NARROW if rank else 1)
-            table = np.full((len(tile_rule), width), len(rule))
-            table[tile, slot] = edges
-            found = (within[tile_rule], table, *(column[table] for column in columns))
-            unary = z == 1 and bool((columns[2][edges] == forest.nodes + 1).all())
-            return Tiles(shape, unary, *map(self._tensor, found))
+    @cached_property
+    def _by_rule(self) -> Layout:
+        """Edges of all levels together."""
+        return self._laid_out(torch.zeros_like(self.rule), 1)
 
-        def groups(order: np.ndarray, key: np.ndarray) -> list[np.ndarray]:
-            changes = np.flatnonzero(np.diff(key[order])) + 1
-            return [group for group in np.split(order, changes) if len(group)]
-
-        shape = shape_of[rule]
-        self.levels = []
-        for edges in groups(np.lexsort((rule, shape, level)), level):
-            nodes, parent = np.unique(columns[0][edges], return_inverse=True)
-            left, right = (column[edges] for column in columns[1:])
-            tiles = [tiled(group) for group in groups(edges, shape)]
-            self.levels.append(Level(tiles, *map(self._tensor, (nodes, parent, left, right))))
-        self.by_rule = [tiled(group) for group in groups(np.lexsort((rule, shape)), shape)]
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+    def _laid_out(self, level: Tensor, levels: int) -> Layout:
+        """Edges are sorted by level and shape, then by rule, if there is more than one edge in a tile."""
+        forest, shapes, edges = self.forest, len(self.shapes), len(self.rule)
+        small = torch.tensor(
+            [bool(_multiplications(np.array(shape)) <= SMALL) for shape in self.shapes],
+            dtype=torch.bool,
+            device=self.device,
+        )
+        share = torch.tensor([NARROW if rank else 1.0 for *_, rank in self.shapes], device=self.device)
+        group, rule = level * shapes + self.shape_of[self.rule], torch.where(small[self.shape_of], 0, 1)[self.rule]
+        key, order = (group * len(self.shape_of) + rule * self.rule).sort()
+        run, size = key.unique_consecutive(return_inverse=True, return_counts=True)[1:]  # edges of one rule
+        first = size.cumsum(0) - size
+        group = key[first] // len(self.shape_of)  # of each run
+        # The width of a group's tiles, and how many each run takes.
+        in_group, runs = (
+            torch.bincount(group, weights, minlength=levels * shapes) for weights in (size.double(), None)
+        )
+        shape = torch.arange(shapes, device=self.device).repeat(levels)
+        width = torch.where(small[shape], 1, (share[shape] * in_group / runs.clamp_min(1)).ceil().long())
+        tiles = -(-size // width[group])
+        first_tile = tiles.cumsum(0) - tiles
+        tiles_in_group = torch.bincount(group, tiles.double(), minlength=levels * shapes).long()
+        group_tile = tiles_in_group.cumsum(0) - tiles_in_group
+        places = tiles_in_group * width
+        begin = places.cumsum(0) - places
+        rank, own = torch.arange(edges, device=self.device) - first[run], group[run]
+        place = begin[own] + (first_tile - group_tile[group])[run] * width[own] + rank
+        edge = torch.full((int(places.sum()),), edges, device=self.device).index_copy_(0, place, order)
+        nothing = forest.rule.new_full((1,), forest.nodes)
+        parent, left, right = (
+            torch.cat([column, nothing]).index_select(0, edge) for column in (forest.parent, forest.left, forest.right)
+        )
+        of_tile = torch.repeat_interleave(tiles_in_group)
+        head = begin[of_tile] + (torch.arange(len(of_tile), device=self.device) - group_tile[of_tile]) * width[of_tile]
+        rules = self.within[self.rule[edge[head]]]
+        binary = torch.bincount(own, (forest.right[order] != forest.nodes + 1).double(), minlength=levels * shapes)
+        found: list[list[Tiles]] = [[] for _ in range(levels)]
+        for number, (count, some, each, at, two) in enumerate(
+            zip(
+                tiles_in_group.tolist(),
+                rules.split(tiles_in_group.tolist()),
+                width.tolist(),
+                begin.tolist(),
+                binary.tolist(),
+                strict=True,
+            )
+        ):
+            if count:
+                unary = self.shapes[number % shapes][2] == 1 and not two
+                found[number // shapes].append(Tiles(number % shapes, unary, some, each, at))
+        return Layout(edge, parent, left, right, found)
 
     def weights(self, rules: Tensor, dtype: torch.dtype) -> Weights:
         """The rules of each shape, from the tensors of all that have one, end to end."""
         weights: Weights = []
-        for (x, y, z, rank), layout in zip(self.shapes, self.layouts, strict=True):
+        for (x, y, z, rank), layout in zip(self.shapes, self.tensors, strict=True):
             if rank and self.factored is not None:
                 u, v, w = (
                     factor.index_select(0, layout[:, 0]).narrow(2, 0, size).to(dtype)
@@ -248,7 +289,7 @@ class Plan:
 
     def _parts(self, weights: Weights) -> Iterator[tuple[Tensor, Tensor]]:
         """Of tensors as `weights` makes them a few rules at a time, and their places: all would fill the memory."""
-        for shape, layout, some in zip(self.shapes, self.layouts, weights, strict=True):
+        for shape, layout, some in zip(self.shapes, self.tensors, weights, strict=True):
             if isinstance(some, Tensors):
                 size = max(1, CHUNK // math.prod(shape[:3]))
                 for part, layouts in zip(some.values.split(size), layout.split(size), strict=True):
@@ -264,116 +305,122 @@ class Plan:
 
     def inside(self, weights: Weights, leaf: Tensor, best: bool = False) -> Scores:
         """`leaf` is [leaves, states]. With `best`, the best derivations instead of the sum of all."""
-        forest = self.forest
+        forest, layout = self.forest, self.layout
         alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
         exponent = leaf.new_full((forest.nodes + 2,), NOTHING)  # a node that no edge leads to stays so
         alpha[-1, 0], exponent[-1] = 1, 0
-        alpha.narrow(1, 0, leaf.shape[1]).index_copy_(0, forest.leaves, leaf)
+        place = torch.zeros(forest.nodes + 2, dtype=torch.int64, device=self.device)  # of a node, in its level
 
-        base = torch.zeros_like(exponent)  # of nodes, before they are normalised
-
-        def normalise(nodes: Tensor) -> None:
-            rows = alpha.index_select(0, nodes)
+        def write(nodes: Tensor, rows: Tensor, base: Tensor) -> None:
             largest = rows.abs().amax(1)
             shift = largest.log2().floor().clamp_min(-100)
-            alpha.index_copy_(0, nodes, rows * torch.exp2(-shift).unsqueeze(1))
-            exponent.index_copy_(0, nodes, torch.where(largest > 0, shift + base.index_select(0, nodes), NOTHING))
+            alpha.narrow(1, 0, rows.shape[1]).index_copy_(0, nodes, rows * torch.exp2(-shift).unsqueeze(1))
+            exponent.index_copy_(0, nodes, torch.where(largest > 0, shift + base, NOTHING))
 
-        normalise(forest.leaves)
+        write(forest.leaves, leaf, exponent.new_zeros(()))
         for level in self.levels:
-            known = exponent.index_select(0, level.left) + exponent.index_select(0, level.right)
-            largest = known.new_full((len(level.nodes),), 2 * NOTHING).scatter_reduce_(0, level.parent, known, "amax")
-            base.index_copy_(0, level.nodes, largest)
+            size = len(level.nodes)
+            place[-2] = size  # what leads to nothing
+            place.index_copy_(0, level.nodes, torch.arange(size, device=self.device))
+            parent, left, right = (
+                column.narrow(0, level.begin, level.places) for column in (layout.parent, layout.left, layout.right)
+            )
+            parent = place.index_select(0, parent)
+            known = exponent.index_select(0, left) + exponent.index_select(0, right)
+            base = known.new_full((size + 1,), 2 * NOTHING).scatter_reduce_(0, parent, known, "amax")
+            factor = torch.exp2(known - base.index_select(0, parent))
+            cells = alpha.new_zeros(size + 1, self.widest)
             for tiles in self._steps(level.tiles):
-                rows = self._rows(tiles, weights, alpha, exponent, base, best).flatten(0, 1)
-                cells, parent = alpha.narrow(1, 0, rows.shape[1]), tiles.parent.flatten()
+                rules, children = weights[tiles.shape].of(tiles.rule), self._children(tiles, layout, alpha)
+                rows = (rules.best_parents(*children) if best else rules.parents(*children)).flatten(0, 1)
+                at = tiles.begin - level.begin
+                rows *= factor.narrow(0, at, len(rows)).unsqueeze(1)
+                into, of = cells.narrow(1, 0, rows.shape[1]), parent.narrow(0, at, len(rows))
                 if best:
-                    cells.scatter_reduce_(0, parent.unsqueeze(1).expand_as(rows), rows, "amax")
+                    into.scatter_reduce_(0, of.unsqueeze(1).expand_as(rows), rows, "amax")
                 else:
-                    cells.index_add_(0, parent, rows)
-            alpha[-2] = 0
-            normalise(level.nodes)
+                    into.index_add_(0, of, rows)
+            write(level.nodes, cells.narrow(0, 0, size), base.narrow(0, 0, size))
         top = alpha[forest.tops, 0].double().clamp_min(0)  # a sum below zero is an error of the approximation
         return Scores(alpha, exponent, top.log() + math.log(2) * exponent[forest.tops].double())
 
-    def outside(self, weights: Weights, scores: Scores, gradient: Tensor) -> Tensor:
-        """beta [nodes + 2, states]: the derivative of log Z, times `gradient` [sentences], by alpha."""
-        forest, alpha = self.forest, scores.alpha
+    def outside(self, weights: Weights, scores: Scores, gradient: Tensor, edges: Tensor | None = None) -> Tensor:
+        """beta [nodes + 2, states]: the derivative of log Z, times `gradient` [sentences], by alpha.
+
+        `edges` [edges + 1] is filled with the posteriors of edges, sum over states of O(parent) T I(left) I(right) / Z.
+        """
+        forest, layout, alpha = self.forest, self.layout, scores.alpha
         beta = torch.zeros_like(alpha)
         top = alpha[forest.tops, 0]
         beta[forest.tops, 0] = torch.where(top > 0, gradient.to(alpha.dtype) / top, 0)
+        factor = self._factor(layout, scores.exponent)
+        posterior = None if edges is None else torch.empty_like(factor)
         for level in reversed(self.levels):
             for tiles in self._steps(level.tiles):
-                rows, children = self._gradients(tiles, beta, scores.exponent), self._children(tiles, alpha)
-                found = weights[tiles.shape].of(tiles.rule).children(rows, *children)
-                for child, part in zip((tiles.left, tiles.right), found, strict=False):
-                    beta.narrow(1, 0, part.shape[2]).index_add_(0, child.flatten(), part.flatten(0, 1))
+                children = self._children(tiles, layout, alpha)
+                found = (
+                    weights[tiles.shape]
+                    .of(tiles.rule)
+                    .children(self._gradients(tiles, layout, beta, factor), *children)
+                )
+                for child, part in zip((layout.left, layout.right), found, strict=False):
+                    beta.narrow(1, 0, part.shape[2]).index_add_(0, tiles.of(child), part.flatten(0, 1))
+                if posterior is not None:
+                    tiles.of(posterior).copy_((found[0] * children[0]).sum(2).flatten())
+        if edges is not None and posterior is not None:
+            edges.index_copy_(0, layout.edge, posterior)
         beta[-2:] = 0
         return beta
 
     def rule_gradients(self, scores: Scores, beta: Tensor) -> Tensor:
         """d log Z / d rules, summed over all edges in float64."""
+        layout = self._by_rule
         total = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
-        for tiles in self._steps(self.by_rule):
-            rows = self._gradients(tiles, beta, scores.exponent)
-            found = torch.bmm(rows.transpose(1, 2), _outer(*self._children(tiles, scores.alpha)))
-            place = self._places(self.shapes[tiles.shape], self.layouts[tiles.shape].index_select(0, tiles.rule))
+        factor = self._factor(layout, scores.exponent)
+        for tiles in self._steps(layout.tiles[0]):
+            rows = self._gradients(tiles, layout, beta, factor)
+            found = torch.bmm(rows.transpose(1, 2), _outer(*self._children(tiles, layout, scores.alpha)))
+            place = self._places(self.shapes[tiles.shape], self.tensors[tiles.shape].index_select(0, tiles.rule))
             total.index_add_(0, place.flatten(), found.flatten().double())
         return total[:-1]
-
-    def edge_posteriors(self, weights: Weights, scores: Scores, beta: Tensor) -> Tensor:
-        """[edges]: sum over states of O(parent) T I(left) I(right) / Z."""
-        posterior = beta.new_zeros(len(self.forest.rule) + 1)
-        for tiles in self._steps(self.by_rule):
-            rows, children = self._gradients(tiles, beta, scores.exponent), self._children(tiles, scores.alpha)
-            found = weights[tiles.shape].of(tiles.rule).totals(rows, *children)
-            posterior.index_copy_(0, tiles.edge.flatten(), found.flatten())
-        return posterior[:-1]
 
     def _steps(self, batches: Iterable[Tiles]) -> Iterator[Tiles]:
         for tiles in batches:
             x, y, z, rank = self.shapes[tiles.shape]
-            width = tiles.edge.shape[1]
-            each = (rank + width) * (x + y + z) if rank else y * z * (x + width)
+            each = (rank + tiles.width) * (x + y + z) if rank else y * z * (x + tiles.width)
             yield from tiles.parts(max(1, CHUNK // each))
 
-    def _rows(
-        self, tiles: Tiles, weights: Weights, alpha: Tensor, exponent: Tensor, base: Tensor, best: bool
-    ) -> Tensor:
-        """What each edge brings to its parent, [tiles, width, x], with the exponents `base`."""
-        rules, children = weights[tiles.shape].of(tiles.rule), self._children(tiles, alpha)
-        rows = rules.best_parents(*children) if best else rules.parents(*children)
-        return rows * self._factor(tiles, exponent, base)
+    def _factor(self, layout: Layout, exponent: Tensor) -> Tensor:
+        """[places]: from the exponents of the children to that of the parent."""
+        known = exponent.index_select(0, layout.left) + exponent.index_select(0, layout.right)
+        return torch.exp2((known - exponent.index_select(0, layout.parent)).clamp_max_(120))
 
-    def _gradients(self, tiles: Tiles, beta: Tensor, exponent: Tensor) -> Tensor:
-        """Backwards through `_rows`, with the exponents that were found, [tiles, width, x]."""
-        rows = beta.index_select(0, tiles.parent.flatten())[:, : self.shapes[tiles.shape][0]]
-        return rows.view(*tiles.edge.shape, -1) * self._factor(tiles, exponent, exponent)
+    def _gradients(self, tiles: Tiles, layout: Layout, beta: Tensor, factor: Tensor) -> Tensor:
+        """What parents hand on to edges, [tiles, width, x]."""
+        rows = beta.index_select(0, tiles.of(layout.parent))[:, : self.shapes[tiles.shape][0]]
+        return (rows * tiles.of(factor).unsqueeze(1)).view(len(tiles.rule), tiles.width, -1)
 
-    def _factor(self, tiles: Tiles, exponent: Tensor, base: Tensor) -> Tensor:
-        """[tiles, width, 1]: from the exponents of the children to that of the parent."""
-        known = exponent[tiles.left] if tiles.unary else exponent[tiles.left] + exponent[tiles.right]
-        return torch.exp2((known - base[tiles.parent]).clamp_max(120)).unsqueeze(2)
-
-    def _children(self, tiles: Tiles, alpha: Tensor) -> tuple[Tensor, ...]:
+    def _children(self, tiles: Tiles, layout: Layout, alpha: Tensor) -> tuple[Tensor, ...]:
         """[tiles, width, y] and [tiles, width, z], or the first alone."""
         _, y, z, _ = self.shapes[tiles.shape]
-        sides = ((tiles.left, y),) if tiles.unary else ((tiles.left, y), (tiles.right, z))
+        sides = ((layout.left, y),) if tiles.unary else ((layout.left, y), (layout.right, z))
         return tuple(
-            alpha.index_select(0, child.flatten()).view(*child.shape, -1).narrow(2, 0, size) for child, size in sides
+            alpha.index_select(0, tiles.of(child)).view(len(tiles.rule), tiles.width, -1).narrow(2, 0, size)
+            for child, size in sides
         )
 
 
-def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[list[Shape], np.ndarray]:
-    """A few shapes, and the one that each rule is padded to: two are joined where that costs less than a batch."""
-    widest = sizes[:, :3].max(initial=1)
-    rounded = np.minimum(2 ** np.ceil(np.log2(sizes[:, :3])).astype(np.int64), widest)
-    rounded = np.column_stack([rounded, sizes[:, 3]])
-    shapes, shape_of = np.unique(rounded, axis=0, return_inverse=True)
+def _shapes(sizes: Tensor, rule: Tensor, level: Tensor) -> tuple[list[Shape], Tensor]:
+    """A few shapes, and the one that each rule [rules, (x, y, z, rank)] is padded to: two are joined where that costs
+    less than a batch. `rule` and `level` are those of the edges."""
+    device, depth = sizes.device, int(level.max()) + 1 if len(level) else 1
+    exact = sizes.cpu().numpy()
+    rounded = np.minimum(2 ** np.ceil(np.log2(exact[:, :3])).astype(np.int64), exact[:, :3].max(initial=1))
+    shapes, shape_of = np.unique(np.column_stack([rounded, exact[:, 3]]), axis=0, return_inverse=True)
     shape_of = shape_of.reshape(-1)
-    edges = np.bincount(shape_of[rule], minlength=len(shapes)).astype(np.float64)
-    levels = np.zeros((len(shapes), int(level.max(initial=0)) + 1), dtype=bool)
-    levels[shape_of[rule], level] = True
+    here = torch.from_numpy(shape_of).to(device)[rule] * depth + level
+    table = torch.bincount(here, minlength=len(shapes) * depth).view(len(shapes), depth).cpu().numpy()
+    edges, levels = table.sum(1).astype(np.float64), table > 0
     while len(shapes) > 1:
         union = np.maximum(shapes[:, None], shapes[None])  # [shapes, shapes, 4]
         cost = edges * _multiplications(shapes)
@@ -387,24 +434,13 @@ def _shapes(sizes: np.ndarray, rule: np.ndarray, level: np.ndarray) -> tuple[lis
         shapes[i], edges[i], levels[i] = union[i, j], edges[i] + edges[j], levels[i] | levels[j]
         shapes, edges, levels = (np.delete(array, j, 0) for array in (shapes, edges, levels))
         shape_of = np.where(shape_of == j, i, shape_of - (shape_of > j))
-    return [(x, y, z, rank) for x, y, z, rank in shapes.tolist()], shape_of
+    return [(x, y, z, rank) for x, y, z, rank in shapes.tolist()], torch.from_numpy(shape_of).to(device)
 
 
 def _multiplications(shapes: np.ndarray) -> np.ndarray:
     """Of an edge, [..., 4] -> [...]."""
     sizes, rank = shapes[..., :3], shapes[..., 3]
     return np.where(rank > 0, rank * sizes.sum(-1), sizes.prod(-1))
-
-
-def _tiled(rule: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """For edges sorted by rule the tile and the place in it of each, the rule of each tile, and the width: a share of
-    the mean number of edges of a rule."""
-    rules, first, counts = np.unique(rule, return_index=True, return_counts=True)
-    width = math.ceil(share * len(rule) / len(rules))
-    tiles = -(-counts // width)
-    rank = np.arange(len(rule)) - np.repeat(first, counts)
-    tile = np.repeat(tiles.cumsum() - tiles, counts) + rank // width
-    return tile, rank % width, np.repeat(rules, tiles), width
 
 
 def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:

@@ -1,26 +1,32 @@
 """Coarse to fine (Petrov & Klein 2007): what the grammar without its states leaves of the charts of some sentences.
 
-The coarse grammar has one state a symbol: p(a -> b c) is the mean of the fine rule over the states of a, weighted
-by how often they are expected. Its posteriors are computed in charts over all spans; symbols of spans below a
-threshold are dropped, and the rules that join the others make a `Forest`, in which fine grammars are run.
+The coarse grammar has one state a symbol (`projected`), and its binary rules are one sum of rank-one terms: an exact
+cover, in which every rule is in one term. Its charts are a few matrix products for each width. The posterior of a
+term at a split is that of all its rules there; where it is above the threshold, its rules are looked at one by one,
+and those above it are the edges of a `Forest`, in which fine grammars are run.
 
 Every span has bottom nodes, made by binary rules or a word, and top nodes above any number of unary rules. The
 step between the two is one rule of the forest, C^{a,b} [m_a, m_b]: a block of the closure, with the identity in it.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.build import exact, unary_closure
+from lvpcfg.chart.algebra import SUM
+from lvpcfg.chart.build import kruskal, unary_closure
 from lvpcfg.chart.forest import Forest
+from lvpcfg.chart.inside import Chart
+from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
-from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.chart.stages import Stages
 from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.kruskal import Factors
+
+CHUNK = 1 << 21  # numbers held at once
+ALIKE = 0.1  # sentences whose lengths differ by no more than this share are in one chart
 
 
 class FineRules:
@@ -72,181 +78,217 @@ class FineRules:
         return torch.cat([torch.cat([closure.T, promotion.T], 1), identity[inner:]])
 
 
-def coarse_grammar(grammar: Grammar) -> Grammar:
-    """One state a symbol; its lexical table stays that of the fine grammar, see `Coarse.fold`."""
-    weight = state_weights(grammar)
-    one = torch.ones_like(grammar.states)
-    of_symbol = weight.split(grammar.states.tolist())
-    binary, unary = grammar.root.new_zeros(len(grammar.binary_rules)), grammar.root.new_zeros(len(grammar.unary_rules))
-    for means, rules, tensor in (
-        (binary, grammar.binary_rules, grammar.binary_tensor),
-        (unary, grammar.unary_rules, grammar.unary_tensor),
-    ):
-        for rule, parent in enumerate(rules[:, 0].tolist()):
-            means[rule] = tensor(rule).flatten(1).sum(1) @ of_symbol[parent]
-        means.clamp_min_(0)  # approximations may be below
-    root = grammar.root.new_zeros(len(one)).index_add(0, grammar.symbol_of_state, grammar.root)
-    return replace(grammar, states=one, binary=binary, unary=unary, root=root)
-
-
-def state_weights(grammar: Grammar) -> Tensor:
-    """[states]: how often each is expected, given its symbol."""
-    expected = expected_states(grammar)
-    total = expected.new_zeros(len(grammar.symbols)).index_add(0, grammar.symbol_of_state, expected)
-    uniform = 1 / grammar.states.to(expected.dtype)
-    symbol = grammar.symbol_of_state
-    return torch.where(total[symbol] > 0, expected / total[symbol].clamp_min(1e-300), uniform[symbol])
-
-
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """What is left of some charts: symbols of spans, as parallel vectors. They are the first nodes of a `Forest`."""
+class Nodes:
+    """The nodes of a forest but for those on top: symbols of spans, as parallel vectors."""
 
     sentence: Tensor
     start: Tensor
     width: Tensor
     symbol: Tensor
     top: Tensor  # whether it stands above unary rules
-    inside: Tensor  # log alpha
-    outside: Tensor  # log beta / Z
 
-    @staticmethod
-    def joined(parts: Sequence["Kept"]) -> "Kept":
-        return Kept(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What is left of one chart, its nodes numbered from 0; as parallel vectors."""
+
+    rule: Tensor
+    width: Tensor  # of the parent
+    parent: Tensor
+    left: Tensor
+    right: Tensor  # -1 under steps
+    whole: Tensor  # [some]: nodes over whole sentences
 
 
 class Coarse:
-    """The coarse pass of a grammar."""
+    """The coarse pass; `grammar` has one state a symbol, and `cover` is the sum of its binary rules."""
 
-    def __init__(self, grammar: Grammar) -> None:
-        self.grammar = coarse_grammar(grammar)
+    def __init__(self, grammar: Grammar, cover: Factors, stages: Stages) -> None:
+        self.grammar, self.rules, self.stages = grammar, FineRules(grammar), stages
         self.inner = len(grammar.symbols.interminals)
-        self.form = exact(self.grammar)
-        tags = grammar.symbol_of_state[int(grammar.first_state[self.inner]) :] - self.inner
-        weight = state_weights(grammar)[-len(tags) :]
-        # [tag states, tags]: what a word is worth to a tag, whatever its state
-        self.fold = torch.nn.functional.one_hot(tags, len(grammar.symbols) - self.inner).to(weight) * weight.unsqueeze(
-            1
+        self.form = kruskal(grammar.root, cover.u, cover.v, cover.w, grammar, by_kind=True)
+        u, *halves = self.form.weights
+        v, w = torch.cat(halves).T.tensor_split(2)
+        self.factors = (u, v.contiguous(), w.contiguous())  # [terms, symbols]
+        # Of the three symbols of its rules, a term has two in common.
+        self.mode = torch.stack([(factor != 0).sum(1) for factor in self.factors]).argmax(0)
+        rules = grammar.binary_rules
+        of_rules = u[:, rules[:, 0]] * v[:, rules[:, 1]] * w[:, rules[:, 2]]  # [terms, rules]
+        term, rule = of_rules.nonzero().unbind(1)
+        self.rule_in_term = torch.zeros(len(u), len(grammar.symbols), dtype=torch.int64, device=u.device)
+        self.rule_in_term[term, rules[rule, self.mode[term]]] = rule
+        below = self.rules.steps[:, 1]
+        self.over_phrases, self.over_words = (
+            which.nonzero().squeeze(1) for which in (below < self.inner, below >= self.inner)
         )
-        self.rules = FineRules(self.grammar)
-        self.log_rule = self.rules.values.double().log()
 
-    def kept(self, leaf: Tensor, threshold: float, numbers: Tensor) -> Kept:
-        """What is left of sentences of equal length; `leaf` [length, batch, tag states] is that of the fine grammar."""
-        ones = torch.ones(leaf.shape[1], dtype=torch.float64, device=leaf.device)
-        solutions = solve_outside(Problem(self.form, leaf @ self.fold), ones)
-        return Kept.joined([self._survivors(solution, threshold, numbers) for solution in solutions])
+    def forest(self, leaf: Tensor, lengths: Tensor, threshold: float) -> tuple[Forest, Nodes]:
+        """The edges whose posterior is above the threshold; `leaf` is [words of all sentences, tags]."""
+        first, order = starts_of(lengths), lengths.argsort()
+        none = lengths[:0]
+        parts = [(Edges(none, none, none, none, none, none), Nodes(none, none, none, none, none.bool()))]
+        begin = 0
+        for size in _alike(lengths[order].tolist()):
+            numbers = order[begin : begin + size]
+            begin += size
+            some = lengths[numbers]
+            position = torch.arange(int(some[-1]), device=lengths.device).unsqueeze(1)
+            words = leaf[(first[numbers] + position).clamp_max(len(leaf) - 1)] * (position < some).unsqueeze(2)
+            same = int(some[0]) == len(position)
+            ones = torch.ones(size, dtype=torch.float64, device=leaf.device)
+            with self.stages.stage("coarse"):
+                solutions = solve_outside(Problem(self.form, words, None if same else some), ones)
+            for solution in solutions:
+                if (
+                    solution.chart.algebra is SUM
+                ):  # (what needs log-sum-exp is left without edges, and so to whole charts)
+                    with self.stages.stage("gather"):
+                        edges, nodes = self._survivors(solution, some[solution.sentences], threshold)
+                    parts.append((edges, replace(nodes, sentence=numbers[solution.sentences[nodes.sentence]])))
+        with self.stages.stage("gather"):
+            return self._joined(parts, lengths)
 
-    def _survivors(self, solution: Solution, threshold: float, numbers: Tensor) -> Kept:
+    def _survivors(self, solution: Solution, lengths: Tensor, threshold: float) -> tuple[Edges, Nodes]:
+        """What is left of one chart. Its cells are numbered by width, start and sentence, nodes by cell and symbol."""
         chart, outside = solution.chart, solution.outside
         assert outside is not None
-        algebra, batch, parts = chart.algebra, chart.batch, []
-        layers = (
-            (chart.bottom, outside.bottom, chart.word, outside.word),
-            (chart.top, outside.top, chart.word_top, outside.word_top),
-        )
-        size = torch.tensor([len(cells) for cells in chart.bottom], device=chart.word.device)
-        width = torch.repeat_interleave(size, output_size=int(size.sum()))
-        cell = torch.arange(len(width), device=width.device) - starts_of(size)[width]
-        exponent = torch.cat(chart.exponent)
-        for top, (values, gradients, word, word_gradient) in enumerate(layers):
-            for first, alpha, beta in (
-                (0, torch.cat(values), torch.cat(gradients)),
-                (self.inner, word, word_gradient),
-            ):
-                posterior = algebra.posterior(alpha, beta)
-                place, symbol = (posterior > threshold).nonzero().unbind(1)
-                at = cell[place]
-                inside = algebra.log(alpha[place, symbol], exponent[place].squeeze(1))
-                parts.append(
-                    Kept(
-                        sentence=numbers[solution.sentences[at % batch]],
-                        start=at // batch,
-                        width=width[place] + 1,
-                        symbol=symbol + first,
-                        top=torch.full_like(place, top, dtype=torch.bool),
-                        inside=inside,
-                        outside=posterior[place, symbol].to(inside.dtype).log() - inside,
-                    )
-                )
-        return Kept.joined(parts)
+        device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
+        first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
+        width = torch.repeat_interleave(first.diff()) + 1  # of each cell
+        top = _beside(torch.cat(chart.top), chart.word_top)  # alpha, [cells, symbols]
+        bottom = _beside(torch.cat(chart.bottom), chart.word)
+        above = _beside(torch.cat(outside.top), outside.word_top)  # beta
+        below = torch.cat(outside.bottom) * torch.cat(chart.scale)
 
-    @cached_property
-    def _by_children(self) -> tuple[Tensor, Tensor]:
-        """Binary rules sorted by their children, and where those of each pair begin."""
-        symbols = len(self.grammar.symbols)
-        _, b, c = self.grammar.binary_rules.unbind(1)
-        order = (b * symbols + c).argsort(stable=True)
-        return order, starts_of(torch.bincount(b * symbols + c, minlength=symbols * symbols))
+        tops = len(width) * symbols  # where their numbers begin
+        found = []
+        for rule, parent, left, right in self._binary(chart, top, below, first, threshold):
+            a, b, c = self.grammar.binary_rules[rule].unbind(1)
+            found.append((rule, parent * symbols + a, tops + left * symbols + b, tops + right * symbols + c))
+        begin = len(self.grammar.binary)
+        for some, cells in ((self.over_phrases, slice(words, None)), (self.over_words, slice(words))):
+            up, down = self.rules.steps[some].unbind(1)
+            posterior = above[cells].index_select(1, up) * bottom[cells].index_select(1, down)
+            place = (posterior * self.rules.values[begin + some] > threshold).view(-1).nonzero().squeeze(1)
+            cell, step = place // len(some) + (cells.start or 0), place % len(some)
+            parent, child = tops + cell * symbols + up[step], cell * symbols + down[step]
+            found.append((begin + some[step], parent, child, torch.full_like(child, -1)))
+        rule, parent, left, right = (torch.cat(column) for column in zip(*found, strict=True))
 
-    @cached_property
-    def _by_below(self) -> tuple[Tensor, Tensor]:
-        """Steps sorted by the symbol below, and where those of each begin."""
-        below = self.rules.steps[:, 1]
-        return below.argsort(stable=True), starts_of(torch.bincount(below, minlength=len(self.grammar.symbols)))
+        sentence = torch.arange(chart.batch, device=device)
+        whole = (first[lengths - 1] + sentence).unsqueeze(1) * symbols + torch.arange(symbols, device=device)
+        whole = tops + whole[top.view(-1)[whole] * above.view(-1)[whole] > threshold]
+        there = torch.zeros(2 * tops, dtype=torch.bool, device=device)
+        for keys in (parent, left, right[right >= 0], whole):
+            there.index_fill_(0, keys, True)
+        key = there.nonzero().squeeze(1)
+        number = torch.full((2 * tops,), -1, device=device).index_copy_(0, key, torch.arange(len(key), device=device))
+        cell = key % tops // symbols
+        start = cell - first[width[cell] - 1]
+        nodes = Nodes(start % chart.batch, start // chart.batch, width[cell], key % symbols, key >= tops)
+        right = torch.where(right < 0, -1, number[right])
+        edges = Edges(rule, width[parent % tops // symbols], number[parent], number[left], right, number[whole])
+        return edges, nodes
 
-    def forest(self, kept: Kept, lengths: Tensor, threshold: float) -> Forest:
-        """The ways to join what is left whose own posterior is above the threshold. `lengths` [sentences]."""
-        least = math.log(threshold) if threshold > 0 else -math.inf
-        device, symbols = lengths.device, len(self.grammar.symbols)
-        nodes, sentences = len(kept.symbol), len(lengths)
+    def _binary(
+        self, chart: Chart, top: Tensor, below: Tensor, first: Tensor, threshold: float
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Binary rules, and the cells of the parent and of both children."""
+        term, posterior, *cells = self._terms(chart, below, first, threshold)
+        for mode, table in enumerate((below, top, top)):
+            own, factor = (self.mode[term] == mode).nonzero().squeeze(1), self.factors[mode].to(top.dtype)
+            for some in own.split(CHUNK // factor.shape[1]):
+                rows = table.index_select(0, cells[mode][some]) * factor.index_select(0, term[some])
+                rows *= (posterior[some] / rows.sum(1)).unsqueeze(1)
+                place = (rows.view(-1) > threshold).nonzero().squeeze(1)
+                edge, symbol = some[place // factor.shape[1]], place % factor.shape[1]
+                yield self.rule_in_term[term[edge], symbol], *(column[edge] for column in cells)
+
+    def _terms(self, chart: Chart, below: Tensor, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
+        """Terms at splits: term, posterior, and the cells of the parent and of both children."""
+        form, batch = chart.form, chart.batch
+        assert isinstance(form, Kruskal)
+        general, after, *_ = form.kinds
+        none = first[:0]
+        found = [(none, below[:0, 0], none, none, none)]
+
+        def add(term: Tensor, posterior: Tensor, width: Tensor | int, row: Tensor, split: Tensor) -> None:
+            cells = (first[width - 1] + row, first[split - 1] + row, first[width - split - 1] + row + split * batch)
+            found.append((term, posterior, *cells))
+
+        for least, combined in ((2, chart.combined[:1]), (3, chart.combined[1:])):  # more terms make spans of two words
+            if not combined:
+                break
+            begin, size = int(first[least - 1]), sum(map(len, combined))
+            lifting = form.lifting(least)
+            assert lifting is not None
+            share = below[begin : begin + size] @ form.weights[lifting].T
+            joint = (torch.cat(combined) * share).view(-1)
+            place = (joint > threshold).nonzero().squeeze(1)  # of all splits together
+            cell, term = begin + place // share.shape[1], place % share.shape[1]
+            width = torch.searchsorted(first, cell, right=True)
+            row, one = cell - first[width - 1], (term >= general).nonzero().squeeze(1)
+            split = torch.where(term[one] < general + after, width[one] - 1, 1)  # the word is the last, or the first
+            add(term[one], joint[place[one]], width[one], row[one], split)
+            many = (term < general).nonzero().squeeze(1)
+            sizes = torch.bincount(width[many], minlength=chart.length + 1).tolist()
+            columns = (column[many].split(sizes) for column in (row, term, share.view(-1)[place]))
+            for number, (row, term, beta) in enumerate(zip(*columns, strict=True)):
+                if len(row):
+                    left, right, align = chart.operands(0, number)
+                    posterior = left.transpose(1, 2)[row, term] * right.transpose(1, 2)[row, term]  # [terms, splits]
+                    posterior *= align.squeeze(2).index_select(0, row) * beta.unsqueeze(1)
+                    place = (posterior.view(-1) > threshold).nonzero().squeeze(1)
+                    some, split = place // (number - 1), place % (number - 1) + 1
+                    add(term[some], posterior.view(-1)[place], number, row[some], split)
+        return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+    def _joined(self, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor) -> tuple[Forest, Nodes]:
+        """The forest of all charts."""
+        device, sentences = lengths.device, len(lengths)
         binary, steps = len(self.grammar.binary_rules), len(self.rules.steps)
-        one = nodes + sentences + 1
-        cell = starts_of(lengths * lengths)
-        at = cell[kept.sentence] + kept.start * lengths[kept.sentence] + kept.width - 1
-        number = torch.arange(nodes, device=device)
-        tables = []  # the node of each symbol of each span: at the bottom, at the top
-        for layer in (~kept.top, kept.top):
-            table = torch.full((int(cell[-1]) * symbols,), -1, dtype=torch.int64, device=device)
-            tables.append(table.index_copy_(0, (at * symbols + kept.symbol)[layer], number[layer]))
-        below, above = tables
-        parts = []
-
-        boundary = starts_of(lengths + 1)[kept.sentence] + kept.start
-        tops = number[kept.top]
-        by_start = tops[boundary[tops].argsort(stable=True)]
-        first = torch.searchsorted(boundary[by_start], boundary[tops] + kept.width[tops])
-        last = torch.searchsorted(boundary[by_start], boundary[tops] + kept.width[tops], right=True)
-        # A sentence's last boundary is never a start, so that no pair reaches into the next sentence.
-        left, place = _expanded(first, last)
-        left, right = tops[left], by_start[place]
-        pair = kept.symbol[left] * symbols + kept.symbol[right]
-        order, begin = self._by_children
-        edge, place = _expanded(begin[pair], begin[pair + 1])
-        left, right, rule = left[edge], right[edge], order[place]
-        parent = below[(at[left] + kept.width[right]) * symbols + self.grammar.binary_rules[rule, 0]]
-        width = kept.width[left] + kept.width[right]
-        score = kept.outside[parent] + self.log_rule[rule] + kept.inside[left] + kept.inside[right]
-        parts.append(_chosen((parent >= 0) & (score > least), 2 * width, rule, parent, left, right))
-
-        bottoms = number[~kept.top]
-        order, begin = self._by_below
-        edge, place = _expanded(begin[kept.symbol[bottoms]], begin[kept.symbol[bottoms] + 1])
-        left, step = bottoms[edge], order[place]
-        parent = above[at[left] * symbols + self.rules.steps[step, 0]]
-        ones = torch.full_like(left, one)
-        score = kept.outside[parent] + self.log_rule[binary + step] + kept.inside[left]
-        parts.append(
-            _chosen((parent >= 0) & (score > least), 2 * kept.width[left] + 1, binary + step, parent, left, ones)
+        edges = Edges(*(torch.cat(columns) for columns in _columns([edges for edges, _ in parts])))
+        nodes = Nodes(*(torch.cat(columns) for columns in _columns([nodes for _, nodes in parts])))
+        sizes = torch.tensor([len(some.symbol) for _, some in parts], device=device)
+        begin = starts_of(sizes)[:-1]
+        number, one = len(nodes.symbol), len(nodes.symbol) + sentences + 1
+        shift = begin.repeat_interleave(torch.tensor([len(some.rule) for some, _ in parts], device=device))
+        step = edges.right < 0
+        whole = edges.whole + begin.repeat_interleave(
+            torch.tensor([len(some.whole) for some, _ in parts], device=device)
         )
-
-        whole = number[kept.top & (kept.width == lengths[kept.sentence])]
-        level = torch.full_like(whole, 2 * int(lengths.max()) + 2)
-        ones = torch.full_like(whole, one)
-        parent = nodes + kept.sentence[whole]
-        parts.append((level, binary + steps + kept.symbol[whole], parent, whole, ones))
-        level, rule, parent, left, right = (torch.cat(column) for column in zip(*parts, strict=True))
-        leaves = number[~kept.top & (kept.symbol >= self.inner)]
-        tops = nodes + torch.arange(sentences, device=device)
-        return Forest(nodes + sentences, level, rule, parent, left, right, leaves, tops)
-
-
-def _expanded(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """For every range first .. last - 1 its number, and each of its elements."""
-    sizes = last - first
-    number = torch.repeat_interleave(sizes)
-    return number, torch.arange(len(number), device=first.device) - (starts_of(sizes)[:-1] - first)[number]
+        level, rule, parent, left, right = map(
+            torch.cat,
+            (
+                (2 * edges.width + step.long(), torch.full_like(whole, 2 * int(lengths.max()) + 2)),
+                (edges.rule, binary + steps + nodes.symbol[whole]),
+                (edges.parent + shift, number + nodes.sentence[whole]),
+                (edges.left + shift, whole),
+                (torch.where(step, one, edges.right + shift), torch.full_like(whole, one)),
+            ),
+        )
+        leaves = (~nodes.top & (nodes.symbol >= self.inner)).nonzero().squeeze(1)
+        tops = number + torch.arange(sentences, device=device)
+        return Forest(number + sentences, level, rule, parent, left, right, leaves, tops), nodes
 
 
-def _chosen(keep: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
-    return tuple(column[keep] for column in columns)
+def _columns(parts: Sequence[Edges] | Sequence[Nodes]) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(vars(part).values() for part in parts), strict=True)
+
+
+def _beside(phrases: Tensor, words: Tensor) -> Tensor:
+    """[cells, phrases] and [words, tags], words being the first of the cells -> [cells, symbols]."""
+    return torch.cat([phrases, torch.nn.functional.pad(words, (0, 0, 0, len(phrases) - len(words)))], 1)
+
+
+def _alike(lengths: Sequence[int]) -> list[int]:
+    """Numbers of sentences, whose lengths are ascending, that are put in one chart."""
+    sizes: list[int] = []
+    shortest = 0
+    for length in lengths:
+        if not sizes or length > shortest * (1 + ALIKE):
+            sizes.append(0)
+            shortest = length
+        sizes[-1] += 1
+    return sizes

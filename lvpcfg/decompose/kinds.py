@@ -46,6 +46,8 @@ def cover_by_kind(tensor: Tensor) -> Factors:
 def _extended(u: Tensor, v: Tensor, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     """w of terms with one parent and one v, both times 1, with the entries of `rest` beside them; and what is left."""
     single = ((u != 0).sum(1) == 1) & ((v != 0).sum(1) == 1) & (u.sum(1) == 1) & (v.sum(1) == 1)
+    if not bool(single.any()):
+        return w, rest
     term = torch.full((u.shape[1], v.shape[1]), -1, device=u.device)
     term[u[single].argmax(1), v[single].argmax(1)] = single.nonzero().squeeze(1)
     a, b, c = rest.indices()

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
+from lvpcfg.decompose.coarse import with_cover
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.split_merge import merge, split
@@ -226,7 +227,7 @@ class Trainer:
         }
         if self.done:
             provenance["log_likelihood"] = self.log_likelihood
-        return Model(self.grammar(), self.lexicon, self.treebank.binarisation, provenance)
+        return with_cover(Model(self.grammar(), self.lexicon, self.treebank.binarisation, provenance))
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
         """What `load` needs to go on from here; `notes` are plain JSON."""

@@ -39,7 +39,8 @@ class Row:
     negative_rules: int
     seconds: float  # without decoding: the sum of the next four
     coarse: float  # charts without states
-    forest: float  # what they leave
+    gather: float  # what they leave
+    between: float  # grammars with few states
     plan: float
     inside_outside: float
     decode: float

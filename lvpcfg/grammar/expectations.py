@@ -30,15 +30,21 @@ def rewrites(grammar: Grammar) -> tuple[Tensor, Tensor]:
     """B and R, [interminal states, states], float64."""
     inner, states = int(grammar.first_state[len(grammar.symbols.interminals)]), len(grammar.root)
     binary, unary = torch.zeros(2, inner, states, dtype=torch.float64, device=grammar.root.device)
-    first = grammar.first_state.tolist()
 
-    def span(symbol: int) -> slice:
-        return slice(first[symbol], first[symbol + 1])
+    def add(into: Tensor, parent: Tensor, child: Tensor, sums: Tensor) -> None:
+        """[rules, states of a, states of b], zeros behind those that there are."""
+        x, y = (torch.arange(size, device=into.device) for size in sums.shape[1:])
+        row = (grammar.first_state[parent].unsqueeze(1) + x).clamp_max(inner - 1)
+        column = (grammar.first_state[child].unsqueeze(1) + y).clamp_max(states - 1)
+        into.view(-1).index_add_(0, (row.unsqueeze(2) * states + column.unsqueeze(1)).flatten(), sums.flatten())
 
-    for rule, (a, b, c) in enumerate(grammar.binary_rules.tolist()):
-        t = grammar.binary_tensor(rule).detach().to(binary.dtype)
-        binary[span(a), span(b)] += t.sum(2)
-        binary[span(a), span(c)] += t.sum(1)
-    for rule, (a, b) in enumerate(grammar.unary_rules.tolist()):
-        unary[span(a), span(b)] += grammar.unary_tensor(rule).detach().to(unary.dtype)
+    rules = grammar.binary_rules
+    for some, tensors in grammar.padded(rules, grammar.binary_starts, grammar.binary.detach()):
+        a, b, c = rules[some].unbind(1)
+        add(binary, a, b, tensors.double().sum(3))
+        add(binary, a, c, tensors.double().sum(2))
+    rules = grammar.unary_rules
+    for some, tensors in grammar.padded(rules, grammar.unary_starts, grammar.unary.detach()):
+        a, b = rules[some].unbind(1)
+        add(unary, a, b, tensors.double())
     return binary, unary

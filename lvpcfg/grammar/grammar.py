@@ -13,6 +13,8 @@ A grammar may be compressed (Cohen & Collins 2012; Cohen, Satta & Collins 2013):
 or all of them together as one sum of rank-one terms over all states.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +24,8 @@ from torch import Tensor
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.treebank import Symbols
+
+CHUNK = 1 << 22  # numbers looked at at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,27 @@ class Grammar:
         """R of one rule, [m_a, m_b], a view."""
         begin, end = self.unary_starts[rule : rule + 2].tolist()
         return self.unary[begin:end].view(*self.states[self.unary_rules[rule]].tolist())
+
+    def padded(self, rules: Tensor, starts: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rules of nearly the same shape together: their numbers, and tensors with zeros behind, [some, x, y ...].
+
+        `starts` is where the tensor of each begins in `values`.
+        """
+        values = torch.cat([values, values.new_zeros(1)])
+        sizes = self.states[rules]
+        rounded = (2 ** sizes.double().log2().ceil()).long().clamp_max(int(self.states.max()))
+        shapes, shape_of = rounded.unique(dim=0, return_inverse=True)
+        for number, shape in enumerate(shapes.tolist()):
+            for some in (shape_of == number).nonzero().squeeze(1).split(max(1, CHUNK // math.prod(shape))):
+                ones = [1] * len(shape)
+                place = torch.zeros(1, dtype=torch.int64, device=rules.device).view(1, *ones)
+                inside = place == 0
+                for mode, (m, size) in enumerate(zip(sizes[some].unbind(1), shape, strict=True)):
+                    state = torch.arange(size, device=rules.device).view(-1, *ones[mode + 1 :])
+                    m = m.view(-1, *ones)
+                    place, inside = place * m + state, inside & (state < m)
+                place = torch.where(inside, place + starts[some].view(-1, *ones), len(values) - 1)
+                yield some, values.index_select(0, place.flatten()).view(place.shape)
 
     def expanded(self) -> "Grammar":
         """The same grammar with every T written out."""

@@ -29,7 +29,7 @@ from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
-FORMAT, OLDEST, VERSION = "lvpcfg", 2, 3
+FORMAT, OLDEST, VERSION = "lvpcfg", 2, 4
 MOST_STATES = 1_000_000
 PART = 1 << 22  # numbers looked at at once
 
@@ -42,6 +42,8 @@ class Model:
     lexicon: Lexicon
     binarisation: Binarisation
     provenance: dict[str, Any] = field(default_factory=dict)  # how it was made, as plain JSON
+    # The binary rules of the grammar without its states, as one exact sum of terms: for the coarse pass of parsing.
+    cover: Factors | None = None
 
     def save(self, path: PathLike) -> None:
         """Writes the model into the folder `path`; a crash leaves the old model or the new one.
@@ -89,8 +91,9 @@ def _tensors(model: Model) -> dict[str, Tensor]:
     if grammar.factored is not None:
         tensors |= {f"factored.{name}": factor for name, factor in vars(grammar.factored.factors).items()}
         tensors["factored.rules"] = grammar.factored.rules
-    if grammar.kruskal is not None:
-        tensors |= {f"kruskal.{name}": factor for name, factor in vars(grammar.kruskal).items()}
+    for kind, factors in (("kruskal", grammar.kruskal), ("cover", model.cover)):
+        if factors is not None:
+            tensors |= {f"{kind}.{name}": factor.to(grammar.root.dtype) for name, factor in vars(factors).items()}
     return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
 
 
@@ -111,6 +114,7 @@ def _description(model: Model) -> dict[str, Any]:
         "closed": grammar.closed,
         "factored_rank": 0 if grammar.factored is None else grammar.factored.factors.rank,  # 0: none are
         "kruskal_rank": 0 if grammar.kruskal is None else grammar.kruskal.rank,
+        "cover_rank": 0 if model.cover is None else model.cover.rank,
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
@@ -205,11 +209,11 @@ class _Reader:
         inner = sum(states[: len(symbols.interminals)])
         factored = self.factored(len(binary_rules), max(states))
         exact = set(range(len(binary_rules))) - set([] if factored is None else factored.rules.tolist())
-        sizes = [states[a] * states[b] * states[c] for a, b, c in (binary_rules[rule] for rule in exact)]
+        volumes = [states[a] * states[b] * states[c] for a, b, c in (binary_rules[rule] for rule in exact)]
         grammar = Grammar(
             symbols=symbols,
             root=self.floats("root", sum(states)),
-            binary=self.floats("binary", sum(sizes)),
+            binary=self.floats("binary", sum(volumes)),
             unary=self.floats("unary", sum(states[a] * states[b] for a, b in unary_rules)),
             lexical=self.lexical(len(lexicon), sum(states[len(symbols.interminals) :])),
             states=torch.tensor(states, dtype=torch.int64),
@@ -220,7 +224,9 @@ class _Reader:
             factored=factored,
             kruskal=self.factors("kruskal", self.rank("kruskal"), (inner, sum(states), sum(states))),
         )
-        return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict))
+        sizes = (len(symbols.interminals), len(symbols), len(symbols))
+        cover = self.factors("cover", self.rank("cover"), sizes)
+        return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict), cover)
 
     def factored(self, rules: int, widest: int) -> RuleFactors | None:
         if not self.rank("factored"):

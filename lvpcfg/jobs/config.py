@@ -15,7 +15,7 @@ from lvpcfg.parser import DTYPES
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
-PARSER = ("decoder", "device", "dtype", "threads", "prune")
+PARSER = ("decoder", "device", "dtype", "threads", "prune", "batch_tokens")
 JOBS = {  # and the options each of them reads
     "demo": ("binarisation", "signature", "seed", *PARSER),
     "train": (
@@ -79,6 +79,7 @@ class Config:
     dtype: str = MISSING
     threads: int = MISSING
     prune: float = MISSING
+    batch_tokens: int = MISSING
     gold: Optional[str] = MISSING  # noqa: UP045
     test: Optional[str] = MISSING  # noqa: UP045
     parameters: Optional[str] = MISSING  # noqa: UP045
@@ -98,7 +99,7 @@ class Config:
             raise InputError(f"model is {show(self.model)}: expected a folder, or a list of folders, [A,B,C].")
         if not 0 <= self.prune < 1:
             raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
-        for name in ("threads", "restarts", "evaluate_every", "checkpoint_every"):
+        for name in ("threads", "batch_tokens", "restarts", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: expected 1, 2, ...")
         for name, least in (("ranks", 1), ("thresholds", 0), ("terms", 1)):
@@ -109,6 +110,10 @@ class Config:
             raise InputError(f"tradeoff.max_length is {self.tradeoff.max_length}: expected 1, 2, ...")
         self.scheme()
         get_signature(self.signature)
+
+    def parsing(self) -> dict[str, Any]:
+        """What a parser is made with."""
+        return {name: getattr(self, name) for name in ("decoder", "device", "dtype", "prune", "batch_tokens")}
 
     def scheme(self) -> Binarisation:
         return Binarisation(**vars(self.binarisation))

@@ -35,7 +35,7 @@ def run(config: Config, run: Run) -> None:
     settings = replace(config, estimator=ESTIMATOR)
     model = train.estimate(corpus("train"), corpus("dev"), settings, run)
 
-    parser, gold = Parser(model, config.decoder, config.device, config.dtype, config.prune), splits["dev"]
+    parser, gold = Parser(model, **config.parsing()), splits["dev"]
     begin = time.perf_counter()
     trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
     parse.report(parser, len(gold) / (time.perf_counter() - begin), run)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import shlex
 import signal
 import sys
@@ -17,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lvpcfg.errors import InputError
+from lvpcfg.errors import InputError, is_out_of_memory
 from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, tradeoff, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
@@ -81,7 +80,7 @@ def _run(options: DictConfig) -> float | None:
     except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
         sys.exit(f"lvpcfg: {error}")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
+        if not is_out_of_memory(error):
             raise  # a mistake of ours
         sys.exit("lvpcfg: there is not enough memory: a grammar with fewer states, or shorter sentences, need less.")
     return run.result.get("f1", run.result.get("log_likelihood_per_word"))

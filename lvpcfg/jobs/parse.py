@@ -54,7 +54,7 @@ def _keep_apart(source: str | None, target: str | None) -> None:
 def make_parser(config: Config) -> Parser:
     if config.model is None:
         raise InputError(f"job={config.job} needs a model folder: model=FOLDER, as job=train makes one.")
-    return Parser.load(config.model, config.decoder, config.device, config.dtype, config.prune)
+    return Parser.load(config.model, **config.parsing())
 
 
 def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
@@ -107,7 +107,10 @@ def report(parser: Parser, speed: float, run: Run) -> None:
         (counts.float64, "recomputed in float64"),
         (counts.log_sum_exp, "recomputed by log-sum-exp"),
         (counts.looser, "parsed again, since pruning left no tree of theirs"),
+        (counts.exhaustive, "parsed without pruning, since lower thresholds left none either"),
         (counts.by_recall, "decoded by labelled recall, since rule scores below zero left no tree"),
     ):
         if number:
             run.say(f"Sentences {what}: {number:,}.")
+    if counts.split:
+        run.say(f"Batches parsed in halves, since they did not fit into the memory: {counts.split:,}.")

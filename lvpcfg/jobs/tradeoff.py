@@ -46,7 +46,7 @@ from lvpcfg.trees.walk import words
 
 PIECES, SMALLEST = 8, 16  # of the sentences, and of so many: each of similar length, the longest first
 ENOUGH = 20.0  # seconds that the exact grammar parses the same pieces, in the same minutes, for a ratio
-STAGES = ("coarse", "forest", "plan", "fine")  # of parsing, but for decoding
+STAGES = ("coarse", "gather", "between", "plan", "fine")  # of parsing, but for decoding
 Times = dict[str, float]  # seconds, by stage
 FIGURES = ("seconds", "inside_outside", "ratio", "ratio_inside_outside", "f1", "f1_all", "share", "gamma", "kl")
 
@@ -194,7 +194,7 @@ class Candidate:
     def _parser(self, model: Model) -> Parser:
         config = self.config
         prune = config.prune if self.states > 1 else 0  # a sum of terms has no rules to prune: nor shall the list
-        parser = Parser(model, config.decoder, config.device, config.dtype, prune)
+        parser = Parser(model, **config.parsing() | {"prune": prune})
         parser.parse(["."])  # what is made once is made now
         return parser
 
@@ -289,7 +289,8 @@ class Candidate:
             negative_rules=counts["negative_rules"],
             seconds=_spent(times, *STAGES) / len(gold),
             coarse=_spent(times, "coarse") / len(gold),
-            forest=_spent(times, "forest") / len(gold),
+            gather=_spent(times, "gather") / len(gold),
+            between=_spent(times, "between") / len(gold),
             plan=_spent(times, "plan") / len(gold),
             inside_outside=_spent(times, "fine") / len(gold),
             decode=_spent(times, "decode") / len(gold),

@@ -272,7 +272,7 @@ class Training:
     def _parsed(self, model: Model) -> tuple[list[Tree], int]:
         """The sentences of `gold`, parsed, and how many the grammar has no tree for."""
         config = self.config
-        parser = Parser(model, config.decoder, config.device, config.dtype, config.prune)
+        parser = Parser(model, **config.parsing())
         return parser.parse_sents(map(words, self.gold), progress=True), parser.counts.fallbacks
 
     def _line(self, record: Record) -> str:
