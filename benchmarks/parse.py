@@ -296,7 +296,7 @@ def settings(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[
         cycles = {"cycles": 2, "split_iterations": 15, "merge_iterations": 5, "smooth_iterations": 5}
         train(corpus("train"), "split_merge", progress=True, **cycles).save(folder / "latent")
     if options.compress:
-        rank, threshold = int(options.compress[0]), float(options.compress[1])
+        rank, threshold = int(options.compress[0]), options.compress[1]
         for number, (name, (folders, _)) in enumerate(list(found.items())):
             model = Model.load(folders[0])
             if int(model.grammar.states.max()) > 1:  # else rules are single numbers
@@ -373,15 +373,21 @@ def long(options: argparse.Namespace, sentences: Sentences, contenders: Sequence
         yield [one.name, str(one.threads), f"1 of {options.long} words", f"{1 / seconds:.2f}", *[""] * 4, remark]
 
 
+def numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--model", nargs="+", help="model folders, each on its own")
     arguments.add_argument("--trees", help="gold trees whose words are parsed")
     arguments.add_argument("--sentences", type=int, help="the first so many of them")
     arguments.add_argument("--rounds", type=int, default=1, help="the fastest of so many runs of each piece counts")
-    arguments.add_argument("--threads", default="1", help="1,2: with two threads as well")
+    arguments.add_argument("--threads", type=numbers, default=[1], help="1,2: with two threads as well")
     arguments.add_argument("--product", nargs="+", help="model folders that parse together")
-    arguments.add_argument("--compress", nargs=2, metavar=("R", "T"), help="rank and threshold of als, for each model")
+    arguments.add_argument(
+        "--compress", type=float, nargs=2, metavar=("R", "T"), help="rank and threshold of als, for each model"
+    )
     arguments.add_argument("--exhaustive", type=int, default=0, help="sentences that are parsed without pruning too")
     arguments.add_argument("--long", type=int, default=0, help="words of a long sentence")
     arguments.add_argument(
@@ -397,10 +403,9 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 200)
     table = Table(*COLUMNS, title="Parsing", title_justify="left")
     try:
-        options.threads = [int(one) for one in options.threads.split(",")]
         with tempfile.TemporaryDirectory() as folder:
             compare(options, Path(folder), table, console.print)
-    except (InputError, ValueError) as error:
+    except InputError as error:
         sys.exit(str(error))
     console.print(table)
     console.print('"time" is the time as a multiple of that of the row named beside it, measured in turns.')
