@@ -47,7 +47,7 @@ COLUMNS = ("", "threads", "sentences", "a second", "time", "of", "F1", "ms a sen
 
 # A process of its own: how long it takes to the first tree, how long each sentence takes, what it needs.
 ALONE = """
-import json, resource, sys, time
+import json, pathlib, re, resource, sys, time
 times = [time.perf_counter()]
 import torch, lvpcfg
 folders, threads, sentences = json.load(sys.stdin)
@@ -58,7 +58,11 @@ times.append(time.perf_counter())
 for sentence in sentences:
     parser.parse(sentence)
     times.append(time.perf_counter())
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+status = pathlib.Path("/proc/self/status")
+if status.exists():  # Linux, whose getrusage counts what the parent had
+    peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1]) / 2**10
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 print(json.dumps({"times": [b - a for a, b in zip(times, times[1:])], "peak": peak, **vars(parser.counts)}))
 """
 
@@ -407,6 +411,8 @@ def main() -> None:
             compare(options, Path(folder), table, console.print)
     except InputError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        console.print("Stopped: these are the rows so far.")
     console.print(table)
     console.print('"time" is the time as a multiple of that of the row named beside it, measured in turns.')
 
