@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lvpcfg.decompose.compress import ALSOptions
 from lvpcfg.estimate.training import Options
-from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, TradeoffConfig
+from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, ProfileConfig, TradeoffConfig
 from lvpcfg.jobs.main import CAREFUL, JOBS
 from lvpcfg.jobs.run import Run
 
@@ -33,6 +33,7 @@ def begin(job, folder, printed=None, **options):
         "estimator": Options(),
         "decompose": ALSOptions(),
         "tradeoff": TradeoffConfig([2], [1e-1, 0], [3], 40),
+        "profile": ProfileConfig(sentences=20, traced=1),
         "signature": "english",
         **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
         **dict.fromkeys(("berkeley", "symbol", "model", "input", "output", "gold", "test", "parameters")),

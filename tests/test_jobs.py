@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import subprocess
@@ -64,7 +65,10 @@ def test_every_job_is_known_to_the_check():
         (["binarisation.vertical=3"], "vertical is 3: expected 1 or 2."),
         (["binarisation.direction=up"], "direction is 'up': expected right or left."),
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
-        (["job=tain"], "job is 'tain': expected demo, train, import, inspect, compress, tradeoff, parse or evaluate."),
+        (
+            ["job=tain"],
+            "job is 'tain': expected demo, train, import, inspect, compress, tradeoff, parse, profile or evaluate.",
+        ),
         (["estimator=count2"], "there is no 'estimator=count2': expected estimator=count or em or split_merge."),
         (["job=train", "estimator.states=8"], "'estimator.states' is an option of estimator=em: choose that first."),
         (["job=train", "estimator=em", "estimator.states=0"], "estimator.states is 0: expected 1 or more."),
@@ -80,6 +84,8 @@ def test_every_job_is_known_to_the_check():
         (["job=train", "prune=2"], "prune is 2.0: expected a posterior from 0 to 1, such as 5e-5."),
         (["job=parse", "model=[a,null]"], "model is ['a', None]: expected a folder, or a list of folders"),
         (["job=parse", "model=[]"], "model is []: expected a folder, or a list of folders"),
+        (["job=profile", "profile.sentences=0"], "profile.sentences is 0: expected 1, 2, ..."),
+        (["job=profile", "output=x"], "job=profile does not use 'output': it is an option of job=parse."),
         (["job=train", "checkpoint_every=0"], "checkpoint_every is 0: expected 1, 2, ..."),
         (["job=train", "resume=maybe"], "'maybe' is not a valid bool"),
         (["resume=true"], "job=demo does not use 'resume': it is an option of job=train or job=tradeoff."),
@@ -351,6 +357,41 @@ def test_parse_without_what_it_needs(tmp_path, model, options, message):
     (tmp_path / "in.txt").write_text("A dog .\n")
     with pytest.raises(InputError, match=message):
         run("parse", tmp_path, **({"model": model, "input": str(tmp_path / "in.txt")} | options))
+
+
+def test_profile_says_where_the_time_goes(tmp_path, model):
+    (tmp_path / "in.txt").write_text("A dog saw the man .\n\nThe man sleeps .\n")
+    result, printed = run("profile", tmp_path / "out", model=model, input=str(tmp_path / "in.txt"))
+    assert result["sentences"] == 2
+    assert result["sentences_per_second"] > 0
+    assert result["memory_mb"] > 50
+    stages = [name for name in result if name.startswith("seconds_")]
+    assert {"seconds_model", "seconds_reading_and_writing", "seconds_fine", "seconds_other"} < set(stages)
+    assert sum(result[name] for name in stages) == pytest.approx(result["seconds"])
+    for text in ("Where the time goes", "reading and writing", "ms a sentence", "Operators on cpu", "aten::"):
+        assert text in printed
+    assert len(read_trees(tmp_path / "out/parses.mrg")) == 2
+    assert (tmp_path / "out/profile.png").read_bytes().startswith(b"\x89PNG")
+    (trace,) = (tmp_path / "out/tensorboard").glob(
+        "*.pt.trace.json.gz"
+    )  # the names that TensorBoard's plugin looks for
+    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert {"fine", "decode", "aten::mul"} < names
+    assert EventAccumulator(str(tmp_path / "out/tensorboard")).Reload().Tags()["images"] == ["profile"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": None}, "job=profile needs a model folder: model=FOLDER"),
+        ({"input": "none.txt"}, "cannot read 'none.txt': no such file"),
+        ({}, "there is no sentence in '.*in.txt': expected one a line."),
+    ],
+)
+def test_profile_without_what_it_needs(tmp_path, model, options, message):
+    (tmp_path / "in.txt").write_text("\n \n")
+    with pytest.raises(InputError, match=message):
+        run("profile", tmp_path, **({"model": model, "input": str(tmp_path / "in.txt")} | options))
 
 
 @pytest.mark.treebank

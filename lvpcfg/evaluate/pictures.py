@@ -116,6 +116,20 @@ def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
     return figure
 
 
+def draw_seconds(seconds: dict[str, float]) -> Figure:
+    """A bar for each stage, in their order, with its share of all."""
+    figure = Figure(figsize=(6.4, 0.35 * len(seconds) + 1), layout="constrained")
+    axes = figure.add_subplot()
+    bars = axes.barh(list(seconds), list(seconds.values()), color="#4878a8")
+    total = sum(seconds.values())
+    axes.bar_label(bars, [f"{100 * spent / total:.0f} %" for spent in seconds.values()], fontsize=8, padding=2)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
     """The share of rules of each class with an error up to gamma, and the threshold."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")

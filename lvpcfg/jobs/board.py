@@ -1,8 +1,6 @@
 """What TensorBoard shows of a training."""
 
 import math
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from lvpcfg.evaluate.pictures import draw_states, draw_trees
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.jobs.run import peak_memory
 from lvpcfg.trees.binarise import INTERMEDIATE
 from lvpcfg.trees.walk import words
 
@@ -78,8 +77,7 @@ def _memory() -> float:
     """The most that was in use so far, on CUDA if it was used, in MB."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return peak_memory()
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:

@@ -28,6 +28,7 @@ JOBS = {  # and the options each of them reads
     "compress": ("model", "decompose", "seed", "device", "threads"),
     "tradeoff": ("model", "gold", "tradeoff", "seed", "resume", *PARSER),
     "parse": ("model", "input", "output", *PARSER),
+    "profile": ("model", "input", "profile", *PARSER),
     "evaluate": ("gold", "test", "model", "parameters", *PARSER),
 }
 
@@ -56,6 +57,12 @@ class TradeoffConfig:
 
 
 @dataclass
+class ProfileConfig:
+    sentences: int = MISSING
+    traced: int = MISSING
+
+
+@dataclass
 class Config:
     job: str = MISSING
     data: DataConfig = field(default_factory=DataConfig)
@@ -63,6 +70,7 @@ class Config:
     estimator: Options = field(default_factory=Options)
     decompose: compress.Options = field(default_factory=compress.Options)
     tradeoff: TradeoffConfig = field(default_factory=TradeoffConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     signature: str = MISSING
     seed: int = MISSING
     restarts: int = MISSING
@@ -106,8 +114,12 @@ class Config:
             numbers = getattr(self.tradeoff, name)
             if not all(least <= number < float("inf") for number in numbers) or len(set(numbers)) != len(numbers):
                 raise InputError(f"tradeoff.{name} is {show(numbers)}: expected different numbers from {least} on.")
-        if self.tradeoff.max_length < 1:
-            raise InputError(f"tradeoff.max_length is {self.tradeoff.max_length}: expected 1, 2, ...")
+        for name, number in (
+            ("tradeoff.max_length", self.tradeoff.max_length),
+            *((f"profile.{name}", number) for name, number in vars(self.profile).items()),
+        ):
+            if number < 1:
+                raise InputError(f"{name} is {number}: expected 1, 2, ...")
         self.scheme()
         get_signature(self.signature)
 

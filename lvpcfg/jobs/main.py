@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError, is_out_of_memory
-from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, tradeoff, train
+from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, profile, tradeoff, train
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
@@ -29,6 +29,7 @@ JOBS: dict[str, Callable[[config.Config, Run], None]] = {
     "compress": compress.run,
     "tradeoff": tradeoff.run,
     "parse": parse.run,
+    "profile": profile.run,
     "evaluate": evaluate.run,
 }
 CAREFUL = ("train", "compress", "tradeoff")  # they may be refused a folder, and then change nothing in it

@@ -33,17 +33,23 @@ def run(config: Config, run: Run) -> None:
         _output(config.output) as output,
         tqdm(total=total, unit=" sentences", disable=None, desc="parsing", file=sys.stderr) as bar,
     ):
-        rest = iter(lines)
-        while chunk := list(islice(rest, size)):
+        for chunk in chunks(lines, size):
             text = "".join(tree + "\n" for tree in _trees(parser, chunk, bar.update))
             with nullcontext() if config.output is None else writing(config.output):
                 output.write(text)
                 output.flush()
-            size = min(CHUNK, 2 * size) if size > 1 else 1
     run.result["sentences"] = parser.counts.sentences
     report(parser, parser.counts.sentences / (time.perf_counter() - begin), run)
     if config.output is not None:
         run.say(f"The trees are in {config.output}.")
+
+
+def chunks(lines: Iterable[str], size: int = FIRST) -> Iterator[list[str]]:
+    """The first trees come soon, later ones in batches that pay; lines from a terminal come one by one."""
+    rest = iter(lines)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+        size = min(CHUNK, 2 * size) if size > 1 else 1
 
 
 def _keep_apart(source: str | None, target: str | None) -> None:
@@ -59,16 +65,24 @@ def make_parser(config: Config) -> Parser:
 
 def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
     """A tree for each line, and an empty line for an empty one."""
-    sentences = [[word for word in SPACE.split(line.translate(ESCAPED)) if word] for line in lines]
+    sentences = [words_of(line) for line in lines]
     trees = iter(parser.parse_sents([words for words in sentences if words], update=update))
     update(sum(not words for words in sentences))
     return (format_tree(next(trees)) if words else "" for words in sentences)
 
 
+def words_of(line: str) -> list[str]:
+    return [word for word in SPACE.split(line.translate(ESCAPED)) if word]
+
+
+def read_lines(path: str) -> list[str]:
+    text = read_text(path)
+    return text.removesuffix("\n").split("\n") if text else []  # at no other line ends that Unicode has
+
+
 def _lines(path: str | None) -> Iterable[str]:
     if path is not None:
-        text = read_text(path)
-        return text.removesuffix("\n").split("\n") if text else []  # at no other line ends that Unicode has
+        return read_lines(path)
     if sys.stdin.isatty():
         print("lvpcfg: reading sentences from the terminal, one a line; Ctrl-D ends.", file=sys.stderr)
     return _decoded(sys.stdin.buffer)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,12 @@ class Terminal(Console):
 def leave_pipe() -> None:
     """What is printed from now on goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def peak_memory() -> float:
+    """The most that this process has held so far, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 @dataclass

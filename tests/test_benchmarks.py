@@ -1,0 +1,50 @@
+"""That the benchmark of parsing works, at a size that tells nothing about time."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+from running import ROOT
+
+from lvpcfg import corpus, train, write_trees
+
+JAVA = """#!/bin/sh
+[ "$5" = grammar.gr ] || exit 1
+sed 's/[^ ][^ ]*/(NN &)/g; s/.*/( (S &))/'
+"""
+
+
+@pytest.fixture
+def benchmark():
+    spec = importlib.util.spec_from_file_location("benchmark_of_parsing", ROOT / "benchmarks/parse.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_parsing_beside_others(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model, trees = "model", "dev.mrg"  # short, for the table
+    monkeypatch.setattr(benchmark, "corpus", lambda split: corpus(split)[:100])
+    train(corpus("train")[:100], "em", states=2, iterations=1).save(model)
+    write_trees(sorted(corpus("dev"), key=lambda tree: len(tree.leaves()))[20:22], trees)
+    java = tmp_path / "bin/java"
+    java.parent.mkdir()
+    java.write_text(JAVA)
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{java.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(
+        benchmark, "alone", lambda *_: {"times": [1, 1, 1], "peak": 77, "looser": 0, "fallbacks": 1}
+    )  # a process of its own takes seconds to begin
+    arguments = ["--model", model, "--trees", trees, "--compress", "1", "1", "--product", model, model]
+    arguments += ["--exhaustive", "1", "--long", "5", "--peer-sentences", "1", "--peer-length", "4"]
+    arguments += ["berkeley_jar=some_parser.jar", "--berkeley-grammar", "grammar.gr"]
+    monkeypatch.setattr(sys, "argv", ["parse.py", *arguments])
+    benchmark.main()
+    printed = capsys.readouterr().out.replace("\n", " ")
+    for text in ("r = 1, t = 1", "product of 2", "prune = 0", "77 MB, flat", "NLTK", "torch-struct", "Berkeley parser"):
+        assert text in printed
+    assert "100.0 % of the trees" in printed
