@@ -61,6 +61,7 @@ class CoarseToFine:
         )
         self.is_step = kinds.bool()  # [rules]
 
+    @torch.inference_mode()
     def parse(self, words: Sequence[Tensor], lengths: Tensor, threshold: float, probabilities: bool) -> list[Found]:
         """`words` has for each grammar [words of all sentences, tag states]."""
         first = starts_of(lengths)

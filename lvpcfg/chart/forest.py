@@ -185,7 +185,8 @@ class Plan:
             volume[factored.rules], sizes[factored.rules, 3] = 0, factored.factors.rank
         starts = volume.cumsum(0) - volume
         self.size = int(volume.sum())
-        depths, level = forest.level.unique(return_inverse=True)
+        depths = torch.bincount(forest.level).nonzero().squeeze(1)
+        level = torch.searchsorted(depths, forest.level)
         self.shapes, self.shape_of = _shapes(sizes[used], self.rule, level)
         self.within = torch.zeros_like(self.shape_of)  # a rule's place among those of its shape
         self.rules, self.tensors = [], []  # for each shape, [rules] and [rules, (start, x, y, z)]
@@ -425,7 +426,7 @@ def _shapes(sizes: Tensor, rule: Tensor, level: Tensor) -> tuple[list[Shape], Te
         union = np.maximum(shapes[:, None], shapes[None])  # [shapes, shapes, 4]
         cost = edges * _multiplications(shapes)
         padding = (edges[:, None] + edges[None]) * _multiplications(union) - cost[:, None] - cost[None]
-        saved = BATCH * (levels[:, None] & levels[None]).sum(2)
+        saved = BATCH * (levels.astype(np.float32) @ levels.T.astype(np.float32))  # once for each level of both
         other = np.eye(len(shapes), dtype=bool) | (shapes[:, None, 3] != shapes[None, :, 3])
         gain = np.where(other, -np.inf, saved - padding)
         i, j = sorted(np.unravel_index(gain.argmax(), gain.shape))
