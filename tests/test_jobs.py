@@ -220,6 +220,8 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path, monkeypatch):
     sizes = [json.loads((tmp_path / f"out/{i}/result.json").read_text())["binary_rules"] for i in (0, 1)]
     assert sizes[0] < sizes[1]
     assert Model.load(tmp_path / "out/1/model").binarisation.horizontal == float("inf")
+    written = yaml.safe_load((tmp_path / "out/1/config.yaml").read_text())["binarisation"]
+    assert (written["direction"], written["horizontal"]) == ("right", float("inf"))
 
 
 def test_help_names_the_jobs(tmp_path, monkeypatch, capfd):
