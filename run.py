@@ -1,3 +1,3 @@
-from lvpcfg.jobs.main import main
+from lvpcfg_command import main
 
 main()

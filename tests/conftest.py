@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)  # many small charts: threads would only wait for each other
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # no test fails because the machine has other work
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

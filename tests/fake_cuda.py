@@ -1,15 +1,18 @@
-"""Run as a script: the hot path on fake CUDA tensors, form by form, in a torch that may have no CUDA at all.
+"""Run as a script: the hot path, form by form, and ALS on fake CUDA tensors, in a torch that may have no CUDA at all.
 
 A CPU build of torch refuses three things on such tensors, which are replaced here by what they come to: `contiguous`,
-`copy_`, and the autograd engine, whose gradients have the shapes of what they are gradients of.
+`copy_`, and the autograd engine, whose gradients have the shapes of what they are gradients of. For ALS, which looks
+at numbers that fake tensors do not have, indexing is replaced too: whatever it asks is so, and masks select all.
 """
 
 import torch
 from cases import FORMS
 from test_placement import Placed, tensors_in
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lvpcfg.chart import outside
+from lvpcfg.decompose.als import als
 
 DEVICE = "cuda:0"
 
@@ -31,6 +34,27 @@ def backward(function, inputs, gradients, wanted):
     return [torch.zeros_like(tensor) if want else None for tensor, want in zip(inputs, wanted, strict=True)]
 
 
+def get(self: Tensor, index) -> Tensor:
+    dimension = 0
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, int):
+            self = self.select(dimension, part)
+            continue
+        if isinstance(part, slice):
+            begin, end, _ = part.indices(self.shape[dimension])
+            self = self.narrow(dimension, begin, end - begin)
+        elif part.dtype == torch.bool:
+            assert part.device == self.device
+        else:
+            self = self.index_select(dimension, part)
+        dimension += 1
+    return self
+
+
+def put(self: Tensor, index, values) -> None:
+    get(self, index) + values  # on one device
+
+
 def main() -> None:
     Tensor.contiguous, Tensor.copy_ = contiguous, copy_
     outside._backward = backward
@@ -38,6 +62,13 @@ def main() -> None:
         made = Placed(name, fake=True, device=DEVICE).run()
         devices = {str(tensor.device) for one in made for tensor in tensors_in(one)}
         print(name, len(made), *devices, sep="|")
+    Tensor.__getitem__, Tensor.__setitem__, Tensor.__bool__ = get, put, lambda _: True
+    for nonnegative in (False, True):
+        with FakeTensorMode() as mode:
+            tensors = mode.from_tensor(torch.ones(5, 2, 3, 4)).to(DEVICE)
+            fit = als(tensors, rank=2, iterations=20, restarts=1, nonnegative=nonnegative)
+        devices = {str(tensor.device) for tensor in tensors_in(fit)}
+        print("als", len(list(tensors_in(fit))), *devices, sep="|")
 
 
 if __name__ == "__main__":

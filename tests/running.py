@@ -1,11 +1,13 @@
 """Jobs, run in this process or as commands."""
 
 import os
+import signal
 import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from hydra.experimental.callback import Callback
 from rich.console import Console
 
@@ -14,6 +16,7 @@ from lvpcfg.estimate.training import Options
 from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, ProfileConfig, TradeoffConfig
 from lvpcfg.jobs.main import CAREFUL, JOBS
 from lvpcfg.jobs.run import Run
+from lvpcfg_command import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,11 +59,34 @@ def arguments(*options):
     return [sys.executable, str(ROOT / "run.py"), *options]
 
 
-def command(*options, cwd):
-    """Runs a job as a command; this folder can be imported from."""
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(arguments(*options), cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+def command(*options, cwd, path=(), reader=True):
+    """Runs a job as a command; this folder, and those in `path` before all others, can be imported from.
+
+    Without a reader, whatever it prints meets a pipe whose other end is closed.
+    """
+    folders = [*path, ROOT, Path(__file__).parent]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    source, target = os.pipe()
+    os.close(source)
+    done = subprocess.run(
+        arguments(*options),
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE if reader else target,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(target)
+    return done
+
+
+def call(*options):
+    """What the command does, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+        patch.setattr(sys, "argv", ["lvpcfg", *options])
+        main()
 
 
 class Returned(Callback):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from omegaconf import OmegaConf
-from running import ROOT, command, run
+from running import ROOT, call, run
 from strategies import random_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -184,13 +184,11 @@ def test_a_model_is_not_written_over(tmp_path, latent):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_from_the_command_line(tmp_path, latent):
-    done = command(
+def test_from_the_command_line(tmp_path, latent, capfd):
+    call(
         *("job=compress", f"model={latent}", "decompose=als", "decompose.rank=3", "decompose.threshold=1e-2"),
-        *("seed=1", "hydra.run.dir=out"),
-        cwd=tmp_path,
+        *("seed=1", f"hydra.run.dir={tmp_path}"),
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().split("\n")[-1] == str(tmp_path / "out")
-    assert json.loads((tmp_path / "out/result.json").read_text())["approximated"] > 0
-    assert Model.load(tmp_path / "out/model").provenance["compressed"]["rank"] == 3
+    assert capfd.readouterr().out.strip().split("\n")[-1] == str(tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["approximated"] > 0
+    assert Model.load(tmp_path / "model").provenance["compressed"]["rank"] == 3

@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -7,15 +8,17 @@ from dataclasses import asdict
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from nltk.tree import Tree
-from running import ROOT, command, run
+from running import ROOT, call, command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
-from lvpcfg.estimate.training import ESTIMATORS
+from lvpcfg.estimate.training import ESTIMATORS, SplitMergeOptions
+from lvpcfg.jobs import board, demo
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.main import JOBS, main
+from lvpcfg.jobs.main import JOBS
 from lvpcfg.trees.brackets import format_tree, trees_from_text
 from lvpcfg.trees.walk import words
 
@@ -141,24 +144,28 @@ def test_the_defaults_of_estimators_are_the_same_from_python_and_from_the_comman
     assert written == asdict(ESTIMATORS[name]())
 
 
-def test_the_story_from_the_command_line(tmp_path):
-    done = command("hydra.run.dir=out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().split("\n")[-1] == str(tmp_path / "out")
+def test_the_story(tmp_path, monkeypatch):
+    """On a part of the corpus, with fewer iterations; .ci/run runs all of it, as a command."""
+    monkeypatch.setattr(demo, "corpus", lambda split: corpus(split)[: 500 if split == "train" else 40])
+    monkeypatch.setattr(
+        demo, "ESTIMATOR", SplitMergeOptions(cycles=2, split_iterations=5, merge_iterations=3, smooth_iterations=2)
+    )
+    monkeypatch.setattr(demo, "SENTENCES", 10)
+    for name in ("draw_trees", "draw_states"):
+        monkeypatch.setattr(board, name, lambda *_, **__: Figure((0.1, 0.1)))  # test_board.py looks at these
+    result, printed = run("demo", tmp_path)
+    assert printed.strip().split("\n")[-1] == str(tmp_path)
     for text in ("What the labels hide", "Scores on dev", "A sentence parsed wrong", "tensorboard --logdir"):
-        assert text in done.stdout
-    result = json.loads((tmp_path / "out/result.json").read_text())
-    assert "treebank PCFG: 50 states" in done.stdout
-    assert 88 < result["f1"] < 97  # a treebank PCFG has 82
+        assert text in printed
+    assert "treebank PCFG: 50 states" in printed
     assert result["fallbacks"] == 0
     for picture in ("tree.png", "chart.png"):
-        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
-    log = EventAccumulator(str(tmp_path / "out/tensorboard")).Reload()
-    assert 79 < log.Scalars("best/f1")[0].value < 85  # ties between trees of equal probability may fall either way
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert 70 < log.Scalars("best/f1")[0].value < result["f1"] - 2 < 95
     assert log.Scalars("best/f1")[-1].value == pytest.approx(result["f1"], abs=0.01)
     assert {"tree", "chart"} <= set(log.Tags()["images"])
-    assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["binarisation"]["direction"] == "right"
-    assert len(Model.load(tmp_path / "out/model").grammar.binary_rules) == result["binary_rules"]
+    assert len(Model.load(tmp_path / "model").grammar.binary_rules) == result["binary_rules"]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
@@ -166,55 +173,72 @@ def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch, error):
     def no_room(*_):
         raise error
 
-    monkeypatch.setattr("lvpcfg.jobs.main.signal.signal", lambda *_: None)  # this process keeps its own
     monkeypatch.setitem(JOBS, "evaluate", no_room)
-    monkeypatch.setattr(sys, "argv", ["lvpcfg", "job=evaluate", f"hydra.run.dir={tmp_path}"])
     with pytest.raises(SystemExit, match="lvpcfg: there is not enough memory"):
-        main()
+        call("job=evaluate", f"hydra.run.dir={tmp_path}")
 
 
-def test_errors_from_the_command_line(tmp_path):
-    for arguments, expected in (
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
         (["job=tain"], "job is 'tain'"),
         (["job=train", "data.train=none.mrg"], "cannot read 'none.mrg': no such file"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
-    ):
-        done = command(*arguments, cwd=tmp_path)
-        assert done.returncode == 1
-        assert done.stderr.startswith("lvpcfg: ")
-        assert expected in done.stderr
-        assert done.stderr.count("\n") == 1
-        assert "Traceback" not in done.stderr
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, monkeypatch, capfd, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        call(*arguments)
+    assert stopped.value.code.startswith("lvpcfg: ")
+    assert expected in stopped.value.code
+    assert "\n" not in stopped.value.code
+    assert capfd.readouterr().err == ""
+
+
+def test_errors_from_the_command_line(tmp_path):
+    done = command("job=train", "data.train=none.mrg", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "lvpcfg: cannot read 'none.mrg': no such file or directory.\n"
+
+
+def test_an_interrupt_while_the_command_is_imported(tmp_path):
+    """Although whoever imports torch may go on without."""
+    text = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "torch.py").write_text(text)
+    done = command("job=train", cwd=tmp_path, path=[tmp_path])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "lvpcfg: interrupted.\n")
 
 
 def test_a_reader_that_leaves_costs_no_work(tmp_path):
-    line = f"{sys.executable} {ROOT / 'run.py'} job=train 'hydra.run.dir=\"[bold]x\"' | head -1"
-    subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True)
+    write_trees(corpus("dev")[:50], tmp_path / "dev.mrg")
+    for options in (["job=train", "data.train=dev.mrg", 'hydra.run.dir="[bold]x"'], ["--version"]):
+        done = command(*options, cwd=tmp_path, reader=False)
+        assert (done.returncode, done.stderr) == (0, "")
     assert len(Model.load(tmp_path / "[bold]x/model").grammar.states) > 10
     assert "trees" in json.loads((tmp_path / "[bold]x/result.json").read_text())
-    version = subprocess.run(
-        f"{sys.executable} {ROOT / 'run.py'} --version | true", shell=True, capture_output=True, text=True, check=True
-    )
-    assert version.stderr == ""
 
 
-def test_a_sweep_makes_a_run_for_each_value(tmp_path):
-    write_trees(corpus("dev"), tmp_path / "dev.mrg")
-    done = command(
-        "-m", "job=train", "data.train=dev.mrg", "binarisation.horizontal=0,inf", "hydra.sweep.dir=out", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_sweep_makes_a_run_for_each_value(tmp_path, monkeypatch):
+    write_trees(corpus("dev")[:100], tmp_path / "dev.mrg")
+    monkeypatch.chdir(tmp_path)
+    call("-m", "job=train", "data.train=dev.mrg", "binarisation.horizontal=0,inf", "hydra.sweep.dir=out")
     sizes = [json.loads((tmp_path / f"out/{i}/result.json").read_text())["binary_rules"] for i in (0, 1)]
     assert sizes[0] < sizes[1]
     assert Model.load(tmp_path / "out/1/model").binarisation.horizontal == float("inf")
+    written = yaml.safe_load((tmp_path / "out/1/config.yaml").read_text())["binarisation"]
+    assert (written["direction"], written["horizontal"]) == ("right", float("inf"))
 
 
-def test_help_names_the_jobs(tmp_path):
-    done = command("--help", cwd=tmp_path)
-    assert done.returncode == 0
+def test_help_names_the_jobs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        call("--help")
+    printed = capfd.readouterr().out
     for text in ("job=train data.train=FILE", "job=evaluate gold=FILE test=FILE", "on_error: raise"):
-        assert text in done.stdout
-    assert command("--version", cwd=tmp_path).stdout.startswith("lvpcfg ")
+        assert text in printed
+    call("--version")
+    assert capfd.readouterr().out.startswith("lvpcfg ")
     assert os.listdir(tmp_path) == []
 
 
@@ -246,7 +270,9 @@ def test_evaluate_writes_figures_and_evalbs_report(tmp_path):
 
 
 def test_a_failed_run_leaves_no_figures_of_an_earlier_one(tmp_path):
-    run("train", tmp_path)
+    write_trees(corpus("dev")[:20], tmp_path / "bank.mrg")
+    run("train", tmp_path, train=str(tmp_path / "bank.mrg"))
+    assert (tmp_path / "result.json").exists()
     with pytest.raises(InputError):
         run("train", tmp_path, train="none.mrg")
     assert not (tmp_path / "result.json").exists()
@@ -315,9 +341,12 @@ def test_parse_from_standard_input_to_standard_output(tmp_path, model):
     trees = trees_from_text(done.stdout.decode("utf-8"))
     assert [words(tree) for tree in trees] == [["The", "dog", "barks", "."], ["A", "señor", "sleeps", "."]]
     assert done.stderr.decode().strip().split("\n")[-1] == str(tmp_path / "out")
-    broken = subprocess.run(arguments, input=b"The dog\n\xff\xfe\n", cwd=tmp_path, capture_output=True, env=environment)
-    assert broken.returncode == 1
-    assert broken.stderr.decode().startswith("lvpcfg: standard input, line 2: expected UTF-8 text")
+
+
+def test_standard_input_that_is_no_text(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\n\xff\xfe\n")))
+    with pytest.raises(InputError, match="standard input, line 2: expected UTF-8 text"):
+        run("parse", tmp_path, model=model)
 
 
 def test_parse_of_nothing_is_nothing(tmp_path, model):
@@ -336,11 +365,12 @@ def test_parse_does_not_overwrite_its_input(tmp_path, model):
 
 
 def test_a_reader_of_trees_that_leaves_is_no_error(tmp_path, model):
-    (tmp_path / "in.txt").write_text("A dog .\n" * 5000)
-    line = f"{sys.executable} {ROOT / 'run.py'} job=parse model={model} input=in.txt | head -1"
-    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert len(trees_from_text(done.stdout)) == 1
+    (tmp_path / "in.txt").write_text("A dog .\n")
+    options = ("job=parse", f"model={model}", "input=in.txt")
+    done = command(*options, cwd=tmp_path, reader=False)
+    assert done.returncode == 0
     assert "lvpcfg:" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -326,27 +326,29 @@ def test_what_could_not_be_loaded_is_not_saved(folder):
         assert_same(Model.load(folder), random_model())
 
 
+SAVING = """
+import os, signal, sys, time
+from strategies import random_model
+from lvpcfg import Model
+models = [random_model(0), random_model(1, (1, 2, 3, 1))]
+models[0].save(sys.argv[1])
+for number in range(10):
+    child = os.fork()
+    while child == 0:
+        for model in models:
+            model.save(sys.argv[1])
+    time.sleep(0.001 * number)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert len(Model.load(sys.argv[1]).grammar.states) == 4
+print("loaded")
+"""
+
+
 def test_killing_a_saving_process_never_breaks_the_model(tmp_path):
     """A process saves two models in turn until it is killed; what is left must load."""
-    program = (
-        "import sys; from strategies import random_model\n"
-        "models = [random_model(0), random_model(1, (1, 2, 3, 1))]\n"
-        "models[0].save(sys.argv[1]); print('ready', flush=True)\n"
-        "while True: [model.save(sys.argv[1]) for model in models]\n"
-    )
-    folder = tmp_path / "model"
-    for pause in (0.0, 0.003, 0.007):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(folder)],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
-        )
-        process.stdout.readline()
-        try:
-            process.wait(pause)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.wait()
-        process.stdout.close()
-        assert len(Model.load(folder).grammar.states) == 4
-    shutil.rmtree(folder)
+    tests = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
+    line = [sys.executable, "-c", SAVING, str(tmp_path / "model")]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "loaded\n", done.stderr

@@ -7,8 +7,11 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+
+from lvpcfg import corpus, write_trees
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,12 +34,22 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+def test_a_wheel_is_the_same_from_the_checkout_and_from_an_sdist(built):
+    wheels = []
+    for kind in ("wheel", "sdist"):
+        (path,) = (built / kind).glob("*.whl")
+        with ZipFile(path) as archive:
+            wheels.append({name: archive.read(name) for name in archive.namelist()})
+    assert "lvpcfg/conf/config.yaml" in wheels[0]
+    assert wheels[0] == wheels[1]
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_the_command_works_from_another_folder(built, tmp_path, kind):
     # A new environment that sees this one's libraries, but not this one's lvpcfg.
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = tmp_path / "env/bin/python"
-    packages = Path(check(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    packages = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(tmp_path / "env")}))
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib"))
     install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index")
     if kind == "editable":
@@ -46,9 +59,11 @@ def test_the_command_works_from_another_folder(built, tmp_path, kind):
         check(*install, wheel, cwd=tmp_path)
 
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    where = check(python, "-c", "from lvpcfg.jobs.config import folder; print(folder())", cwd=elsewhere).strip()
-    assert Path(where) == (ROOT / "conf" if kind == "editable" else packages / "lvpcfg/conf")
-    printed = check(tmp_path / "env/bin/lvpcfg", "job=train", "hydra.run.dir=out", cwd=elsewhere)
+    write_trees(corpus("dev")[:20], elsewhere / "trees.mrg")
+    script = "from importlib.util import find_spec; print(find_spec('lvpcfg').origin)"
+    where = Path(check(python, "-c", script, cwd=elsewhere).strip())
+    assert where == (ROOT if kind == "editable" else packages) / "lvpcfg/__init__.py"
+    options = ("job=train", "data.train=trees.mrg", "hydra.run.dir=out")
+    printed = check(tmp_path / "env/bin/lvpcfg", *options, cwd=elsewhere)
     assert printed.strip().split("\n")[-1] == str(elsewhere / "out")
-    assert json.loads((elsewhere / "out/result.json").read_text())["trees"] == 2000
+    assert json.loads((elsewhere / "out/result.json").read_text())["trees"] == 20

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -263,17 +260,16 @@ def test_models_of_one_size_are_told_apart(tmp_path, files, no_pictures):
 # ---------------------------------------------------------------- the notebook
 
 
-def test_the_notebook_runs_the_command_and_reads_what_it_writes(tmp_path):
+def test_the_notebook_runs_the_command_and_reads_what_it_writes(tmp_path, monkeypatch, capfd):
     notebook = json.loads((ROOT / "notebooks/tradeoff.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    script = "\n".join("".join(cell["source"]) for cell in cells)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LVPCFG_TRADEOFF": str(tmp_path / "out")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("LVPCFG_TRADEOFF", str(tmp_path / "out"))
+    exec("\n".join("".join(cell["source"]) for cell in cells), {})
+    printed = capfd.readouterr().out
     for text in ("m=4 als r=2 t=0.1 ", "m=1 apr r=40", "of the exact time, F1"):
-        assert text in done.stdout
+        assert text in printed
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     assert len(read_rows(tmp_path / "out/tradeoff.csv")) == 10

@@ -4,14 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import time
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 
 import pytest
 from matplotlib.figure import Figure
-from running import ROOT, arguments, begin, command, run
+from running import ROOT, arguments, begin, call, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -267,75 +267,76 @@ def test_restarts_keep_every_model_and_the_best(tmp_path, files, dev):
 # ---------------------------------------------------------------- as commands
 
 
-def wait_for_iteration(process, folder, number):
-    """Until the checkpoint holds so many iterations."""
-    for _ in range(6000):
-        path = folder / "checkpoint.safetensors"
-        if path.exists():
-            data = path.read_bytes()  # whole, whenever it is looked at
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            if json.loads(header["__metadata__"]["lvpcfg"])["done"] >= number:
-                return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    raise AssertionError("the training takes too long")
+STOPPING = """
+import os, sys
+from lvpcfg.estimate.training import Trainer
+from lvpcfg_command import main
+
+iterate, (number, kind, *sys.argv) = Trainer._iterate, sys.argv[1:]
+
+def stop(self, step):
+    if self.done == int(number):
+        os.kill(os.getpid(), int(kind))
+    iterate(self, step)
+
+Trainer._iterate = stop
+main()
+"""
 
 
 def test_killed_terminated_interrupted_and_taken_up(tmp_path):
-    write_trees(corpus("train")[:150], tmp_path / "train.mrg")
-    write_trees(corpus("dev")[:5], tmp_path / "dev.mrg")
+    """The command, sent a signal after so many iterations. Without dev, and so without pictures."""
+    write_trees(corpus("train")[:50], tmp_path / "train.mrg")
     options = [
-        *(
-            "job=train",
-            f"data.train={tmp_path / 'train.mrg'}",
-            f"data.dev={tmp_path / 'dev.mrg'}",
-            "checkpoint_every=1",
-        ),
-        *("estimator=em", "estimator.states=4", "estimator.iterations=30", "evaluate_every=10", "threads=1"),
+        *("job=train", f"data.train={tmp_path / 'train.mrg'}", "checkpoint_every=1", "threads=1"),
+        *("estimator=em", "estimator.states=2", "estimator.iterations=12"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     folder = tmp_path / "out"
-    for number, (kind, code) in enumerate(((signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)), 1):
-        process = subprocess.Popen(
-            arguments(*options, "resume=true", f"hydra.run.dir={folder}"),
+    for number, kind, code in ((3, signal.SIGKILL, -9), (6, signal.SIGTERM, 143), (9, signal.SIGINT, 130)):
+        _, *line = arguments(*options, "resume=true", f"hydra.run.dir={folder}")
+        done = subprocess.run(
+            [sys.executable, "-c", STOPPING, str(number), str(int(kind)), *line],
             env=environment,
             cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
+            check=False,
         )
-        wait_for_iteration(process, folder, 6 * number)
-        process.send_signal(kind)
-        printed, errors = process.communicate()
-        assert process.returncode == code, errors
-        assert "Traceback" not in errors
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
         assert len(Model.load(folder / "model").grammar.states) > 10
         if kind != signal.SIGKILL:
             line = f"python {ROOT / 'run.py'} {' '.join(options)} resume=true hydra.run.dir={folder}"
-            assert printed.strip().split("\n")[-1] == line
-    settings = {"train": str(tmp_path / "train.mrg"), "dev": str(tmp_path / "dev.mrg"), "evaluate_every": 10}
-    settings["estimator"] = EMOptions(states=4, iterations=30)
-    run("train", folder, **settings, resume=True)
+            assert done.stdout.strip().split("\n")[-1] == line
+    settings = {"train": str(tmp_path / "train.mrg"), "estimator": EMOptions(states=2, iterations=12)}
+    _, printed = run("train", folder, **settings, resume=True)
+    assert "goes on after iteration 9." in printed
     run("train", tmp_path / "whole", **settings)
     assert model_files(folder / "model") == model_files(tmp_path / "whole/model")
     results = [json.loads((path / "result.json").read_text()) for path in (folder, tmp_path / "whole")]
     assert without_times(results[0]) == without_times(results[1])
 
 
-def test_sweeps_compare_by_dev(tmp_path, files):
-    done = command(
-        *("-m", "job=train", "estimator=em", "estimator.states=1,2", "estimator.iterations=2", "hydra.sweep.dir=out"),
+def test_sweeps_compare_by_dev(tmp_path, files, capfd):
+    call(
+        *(
+            "-m",
+            "job=train",
+            "estimator=em",
+            "estimator.states=1,2",
+            "estimator.iterations=2",
+            f"hydra.sweep.dir={tmp_path}",
+        ),
         *(f"data.train={files['train']}", f"data.dev={files['dev']}"),
         "+hydra.callbacks.returned._target_=running.Returned",
-        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
-    results = [json.loads((tmp_path / f"out/{i}/result.json").read_text()) for i in (0, 1)]
+    results = [json.loads((tmp_path / f"{i}/result.json").read_text()) for i in (0, 1)]
     assert [f"returned {result['f1']}" for result in results] == [
-        line for line in done.stdout.split("\n") if line.startswith("returned")
+        line for line in capfd.readouterr().out.split("\n") if line.startswith("returned")
     ]
     for i, result in enumerate(results):
-        log = EventAccumulator(str(tmp_path / f"out/{i}/tensorboard")).Reload()
+        log = EventAccumulator(str(tmp_path / f"{i}/tensorboard")).Reload()
         assert log.Scalars("best/f1")[-1].value == pytest.approx(result["f1"], abs=0.01)
         data = HParamsPluginData.FromString(log.summary_metadata["_hparams_/session_start_info"].plugin_data.content)
         assert data.session_start_info.hparams["estimator.states"].number_value == i + 1

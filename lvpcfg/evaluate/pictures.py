@@ -1,13 +1,13 @@
 """Trees and charts as pictures: matplotlib figures, to be saved or sent to TensorBoard."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from nltk.tree import Tree
 from torch import Tensor
 
@@ -15,6 +15,10 @@ from lvpcfg.errors import InputError
 from lvpcfg.evaluate.tradeoff import APR, COVER, EXACT, SVD, Row
 from lvpcfg.trees.binarise import INTERMEDIATE
 from lvpcfg.trees.walk import rebuild, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WRONG = "#c0392b"
 STYLES = ("-", "--", ":", "-.")
@@ -33,12 +37,19 @@ EXACTLY = 1e-9  # a divergence below it is rounding
 ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
 
 
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.figure import Figure  # half a second that whoever draws nothing need not wait
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
     """Trees one above the other, by title; what the tree titled `gold` does not have is red in the others."""
     places = {title: _layout(tree) for title, tree in trees.items()}
     width = max(place.end for some in places.values() for place in some)
     height = max(place.y for some in places.values() for place in some)
-    figure = Figure(figsize=(max(4.0, 0.75 * width), len(trees) * (0.45 * height + 1.0)), layout="constrained")
+    figure = _figure(max(4.0, 0.75 * width), len(trees) * (0.45 * height + 1.0))
     known = None if gold is None else {place.bracket for place in places[gold]}
     for row, (title, some) in enumerate(places.items(), 1):
         axes = figure.add_subplot(len(trees), 1, row)
@@ -57,7 +68,7 @@ class _Place:
     y: float
     start: int
     end: int
-    below: tuple["_Place | str", ...]
+    below: tuple[_Place | str, ...]
 
     @property
     def bracket(self) -> tuple[int, int, str]:
@@ -101,7 +112,7 @@ def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
     """The number of states of each symbol, most first, in a column for each kind of symbol."""
     longest = max(len(some) for some in states.values())
     most = max(number for some in states.values() for _, number in some)
-    figure = Figure(figsize=(4.5 * len(states), max(2.5, 0.19 * longest + 0.8)), layout="constrained")
+    figure = _figure(4.5 * len(states), max(2.5, 0.19 * longest + 0.8))
     for column, (title, some) in enumerate(states.items(), 1):
         axes = figure.add_subplot(1, len(states), column)
         ordered = sorted(some, key=lambda pair: -pair[1])
@@ -132,7 +143,7 @@ def draw_seconds(seconds: dict[str, float]) -> Figure:
 
 def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
     """The share of rules of each class with an error up to gamma, and the threshold."""
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    figure = _figure(6.4, 4)
     axes = figure.add_subplot()
     for name, some in errors.items():
         axes.step(sorted(max(error, ROUNDING) for error in some), np.arange(1, len(some) + 1) / len(some), label=name)
@@ -166,7 +177,7 @@ def draw_tradeoff(rows: Sequence[Row]) -> Figure:
     latent = [row for row in rows if row.states > 1]
     whole = [row for row in rows if row.states == 1]
     kinds = [(some, draw) for some, draw in ((latent, _over_thresholds), (whole, _over_ranks)) if some]
-    figure = Figure(figsize=(12, 3.8 * len(kinds)), layout="constrained")
+    figure = _figure(12, 3.8 * len(kinds))
     for number, (some, draw) in enumerate(kinds):
         draw([figure.add_subplot(len(kinds), 3, 3 * number + column) for column in (1, 2, 3)], some)
     for axes in figure.axes:
@@ -244,7 +255,7 @@ def draw_chart(posteriors: Tensor, sentence: Sequence[str], symbols: Sequence[st
     real = [i for i, name in enumerate(symbols) if not name.startswith(INTERMEDIATE)]
     best, label = posteriors[:, :, real].float().cpu().max(2)
     size = max(4.0, 0.42 * n + 1.5)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    figure = _figure(size + 1, size)
     axes = figure.add_subplot()
     image = axes.imshow(best.T.numpy(), cmap="viridis", vmin=0, vmax=1)
     for i in range(n):

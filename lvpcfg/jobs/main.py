@@ -1,4 +1,4 @@
-"""The one entry point: `python run.py` and the command `lvpcfg`."""
+"""Reads the options and runs the job: all that `lvpcfg_command.py`, the one entry point, imports."""
 
 import io
 import os
@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import hydra
@@ -41,9 +40,6 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a word the terminal cannot show stops no job
     try:
-        if "--version" in sys.argv[1:]:
-            print(f"lvpcfg {version('lvpcfg')}", flush=True)
-            return
         config.register()
         problem = problem_with(sys.argv[1:])
         if problem:
@@ -55,9 +51,6 @@ def main() -> None:
         sys.exit(f"lvpcfg: cannot use {error.filename}: {error.strerror}." if error.filename else f"lvpcfg: {error}.")
     except (InputError, HydraException, OmegaConfBaseException) as error:
         sys.exit(f"lvpcfg: {error}".partition("\n")[0])
-    except KeyboardInterrupt:
-        print("lvpcfg: interrupted.", file=sys.stderr)
-        sys.exit(130)
 
 
 def _run(options: DictConfig) -> float | None:

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ from rich.table import Table
 from lvpcfg.files import write_text, writing
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
 
 
@@ -68,7 +68,7 @@ class Run:
             table.add_row(*row)
         self.console.print(table)
 
-    def picture(self, name: str, figure: Figure, kinds: Sequence[str] = ("png",)) -> None:
+    def picture(self, name: str, figure: "Figure", kinds: Sequence[str] = ("png",)) -> None:
         """Saves a picture in the run folder and shows it in TensorBoard."""
         for kind in reversed(kinds):
             path = self.folder / f"{name}.{kind}"
