@@ -61,11 +61,22 @@ class CoarseToFine:
         )
         self.is_step = kinds.bool()  # [rules]
 
-    @torch.inference_mode()
     def parse(self, words: Sequence[Tensor], lengths: Tensor, threshold: float, probabilities: bool) -> list[Found]:
         """`words` has for each grammar [words of all sentences, tag states]."""
-        first = starts_of(lengths)
         forest, kept = self.coarse.forest(words[0] @ self.fold, lengths, threshold)
+        with torch.inference_mode():
+            return self._parse(words, lengths, forest, kept, threshold, probabilities)
+
+    def _parse(
+        self,
+        words: Sequence[Tensor],
+        lengths: Tensor,
+        forest: Forest,
+        kept: Nodes,
+        threshold: float,
+        probabilities: bool,
+    ) -> list[Found]:
+        first = starts_of(lengths)
 
         def fine(rules: FineRules, table: Tensor) -> Fine:
             leaves = forest.leaves

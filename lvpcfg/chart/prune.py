@@ -149,6 +149,7 @@ class Coarse:
         with self.stages.stage("gather"):
             return self._joined(parts, lengths)
 
+    @torch.inference_mode()
     def _survivors(self, solution: Solution, lengths: Tensor, threshold: float) -> tuple[Edges, Nodes]:
         """What is left of one chart. Its cells are numbered by width, start and sentence, nodes by cell and symbol."""
         chart, outside = solution.chart, solution.outside

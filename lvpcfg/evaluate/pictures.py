@@ -129,7 +129,7 @@ def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
 
 def draw_seconds(seconds: dict[str, float]) -> Figure:
     """A bar for each stage, in their order, with its share of all."""
-    figure = Figure(figsize=(6.4, 0.35 * len(seconds) + 1), layout="constrained")
+    figure = _figure(6.4, 0.35 * len(seconds) + 1)
     axes = figure.add_subplot()
     bars = axes.barh(list(seconds), list(seconds.values()), color="#4878a8")
     total = sum(seconds.values())
