@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
-from lvpcfg.chart.forest import Forest, Plan, Tensors
+from lvpcfg.chart.forest import Forest, Plan, Tensors, pick, places
 from lvpcfg.chart.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.stages import Stages
 from lvpcfg.grammar.expectations import expected_states
@@ -196,17 +196,18 @@ class Fine:
 
 def pruned(forest: Forest, nodes: Nodes, keep: Tensor) -> tuple[Forest, Nodes]:
     """What is left of a forest when it keeps some of its edges: nodes that none of them touches go too."""
-    columns = {name: getattr(forest, name)[keep] for name in ("level", "rule", "parent", "left", "right")}
+    edges = places(keep)
+    columns = {name: pick(getattr(forest, name), edges) for name in ("level", "rule", "parent", "left", "right")}
     used = torch.zeros(forest.nodes + 2, dtype=torch.int64, device=keep.device)
     used[len(nodes.symbol) :] = 1  # those on top
     for name in ("parent", "left", "right"):
         used.index_fill_(0, columns[name], 1)
-    number, there = used.cumsum(0) - 1, used[: len(nodes.symbol)].bool()
-    columns |= {name: number[columns[name]] for name in ("parent", "left", "right")}
-    leaves = forest.leaves[there[forest.leaves]]
+    number, there = used.cumsum(0) - 1, places(used[: len(nodes.symbol)] > 0)
+    columns |= {name: pick(number, columns[name]) for name in ("parent", "left", "right")}
+    leaves = forest.leaves[pick(used, forest.leaves) > 0]
     return (
         Forest(int(number[-1]) - 1, **columns, leaves=number[leaves], tops=number[forest.tops]),
-        Nodes(*(column[there] for column in vars(nodes).values())),
+        Nodes(*(pick(column, there) for column in vars(nodes).values())),
     )
 
 

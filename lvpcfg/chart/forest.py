@@ -130,7 +130,7 @@ class Tensors:
             return (outer,)
         outer = outer.unflatten(2, (left.shape[2], -1))
         into_left = torch.matmul(outer, right.unsqueeze(3)).squeeze(3)
-        return into_left, torch.matmul(left.unsqueeze(2), outer).squeeze(2)
+        return into_left, outer.mul_(left.unsqueeze(3)).sum(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +161,18 @@ class KruskalForms:
 Weights = list[Tensors | KruskalForms]
 
 
+def pick(column: Tensor, index: Tensor) -> Tensor:
+    """column[index], several times as fast."""
+    return column.index_select(0, index)
+
+
+def places(chosen: Tensor) -> Tensor:
+    """Where a mask is true, counting all its dimensions as one; NumPy is three times as fast as torch at that."""
+    if chosen.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(chosen.numpy()))
+    return chosen.flatten().nonzero().squeeze(1)
+
+
 def _outer(left: Tensor, right: Tensor | None = None) -> Tensor:
     """[tiles, width, y * z]"""
     if right is None:
@@ -177,7 +189,7 @@ class Plan:
         # Only the rules that occur are laid out, and are numbered anew.
         occurs = torch.zeros(len(sizes), dtype=torch.int64, device=self.device).index_fill_(0, forest.rule, 1)
         used = occurs.nonzero().squeeze(1)
-        self.rule = (occurs.cumsum(0) - 1)[forest.rule]
+        self.rule = pick(occurs.cumsum(0) - 1, forest.rule)
         sizes, volume = torch.nn.functional.pad(sizes, (0, 1)), sizes.prod(1)
         form = torch.zeros_like(volume)  # a rule's place among Kruskal forms
         if factored is not None:
@@ -220,8 +232,9 @@ class Plan:
             device=self.device,
         )
         share = torch.tensor([NARROW if rank else 1.0 for *_, rank in self.shapes], device=self.device)
-        group, rule = level * shapes + self.shape_of[self.rule], torch.where(small[self.shape_of], 0, 1)[self.rule]
-        key, order = (group * len(self.shape_of) + rule * self.rule).sort()
+        by_rule = torch.where(small[self.shape_of], 0, torch.arange(len(self.shape_of), device=self.device))
+        key = (level * shapes + pick(self.shape_of, self.rule)) * len(self.shape_of) + pick(by_rule, self.rule)
+        key, order = key.sort()
         run, size = key.unique_consecutive(return_inverse=True, return_counts=True)[1:]  # edges of one rule
         first = size.cumsum(0) - size
         group = key[first] // len(self.shape_of)  # of each run
@@ -235,19 +248,23 @@ class Plan:
         first_tile = tiles.cumsum(0) - tiles
         tiles_in_group = torch.bincount(group, tiles.double(), minlength=levels * shapes).long()
         group_tile = tiles_in_group.cumsum(0) - tiles_in_group
-        places = tiles_in_group * width
-        begin = places.cumsum(0) - places
-        rank, own = torch.arange(edges, device=self.device) - first[run], group[run]
-        place = begin[own] + (first_tile - group_tile[group])[run] * width[own] + rank
-        edge = torch.full((int(places.sum()),), edges, device=self.device).index_copy_(0, place, order)
+        spaces = tiles_in_group * width
+        begin = spaces.cumsum(0) - spaces
+        # The first place of each run, and from there on its edges.
+        start = begin[group] + (first_tile - group_tile[group]) * width[group]
+        place = pick(start - first, run) + torch.arange(edges, device=self.device)
+        edge = torch.full((int(spaces.sum()),), edges, device=self.device).index_copy_(0, place, order)
         nothing = forest.rule.new_full((1,), forest.nodes)
         parent, left, right = (
-            torch.cat([column, nothing]).index_select(0, edge) for column in (forest.parent, forest.left, forest.right)
+            pick(torch.cat([column, nothing]), edge) for column in (forest.parent, forest.left, forest.right)
         )
         of_tile = torch.repeat_interleave(tiles_in_group)
-        head = begin[of_tile] + (torch.arange(len(of_tile), device=self.device) - group_tile[of_tile]) * width[of_tile]
-        rules = self.within[self.rule[edge[head]]]
-        binary = torch.bincount(own, (forest.right[order] != forest.nodes + 1).double(), minlength=levels * shapes)
+        head = torch.arange(len(of_tile), device=self.device) - pick(group_tile, of_tile)
+        head = pick(begin, of_tile) + head * pick(width, of_tile)
+        rules = pick(self.within, pick(self.rule, pick(edge, head)))
+        binary = torch.bincount(
+            pick(group, run), pick(forest.right, order) != forest.nodes + 1, minlength=levels * shapes
+        )
         found: list[list[Tiles]] = [[] for _ in range(levels)]
         for number, (count, some, each, at, two) in enumerate(
             zip(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.build import kruskal, unary_closure
-from lvpcfg.chart.forest import Forest
+from lvpcfg.chart.forest import Forest, pick, places
 from lvpcfg.chart.inside import Chart
 from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
@@ -26,7 +26,8 @@ from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.grammar.kruskal import Factors
 
 CHUNK = 1 << 21  # numbers held at once
-ALIKE = 0.1  # sentences whose lengths differ by no more than this share are in one chart
+ALIKE = 0.1  # sentences whose lengths differ by no more than this share are in one chart,
+CELLS = 1 << 14  # unless it has more cells: larger ones leave the cache
 
 
 class FineRules:
@@ -116,8 +117,9 @@ class Coarse:
         rules = grammar.binary_rules
         of_rules = u[:, rules[:, 0]] * v[:, rules[:, 1]] * w[:, rules[:, 2]]  # [terms, rules]
         term, rule = of_rules.nonzero().unbind(1)
-        self.rule_in_term = torch.zeros(len(u), len(grammar.symbols), dtype=torch.int64, device=u.device)
-        self.rule_in_term[term, rules[rule, self.mode[term]]] = rule
+        place = term * len(grammar.symbols) + rules[rule, self.mode[term]]
+        self.rule_in_term = torch.zeros(len(u) * len(grammar.symbols), dtype=torch.int64, device=u.device)
+        self.rule_in_term[place] = rule  # [terms * symbols]
         below = self.rules.steps[:, 1]
         self.over_phrases, self.over_words = (
             which.nonzero().squeeze(1) for which in (below < self.inner, below >= self.inner)
@@ -165,16 +167,16 @@ class Coarse:
         tops = len(width) * symbols  # where their numbers begin
         found = []
         for rule, parent, left, right in self._binary(chart, top, below, first, threshold):
-            a, b, c = self.grammar.binary_rules[rule].unbind(1)
+            a, b, c = self.grammar.binary_rules.index_select(0, rule).unbind(1)
             found.append((rule, parent * symbols + a, tops + left * symbols + b, tops + right * symbols + c))
         begin = len(self.grammar.binary)
         for some, cells in ((self.over_phrases, slice(words, None)), (self.over_words, slice(words))):
             up, down = self.rules.steps[some].unbind(1)
-            posterior = above[cells].index_select(1, up) * bottom[cells].index_select(1, down)
-            place = (posterior * self.rules.values[begin + some] > threshold).view(-1).nonzero().squeeze(1)
+            posterior = above[cells].index_select(1, up).mul_(bottom[cells].index_select(1, down))
+            place = places(posterior.mul_(self.rules.values[begin + some]) > threshold)
             cell, step = place // len(some) + (cells.start or 0), place % len(some)
-            parent, child = tops + cell * symbols + up[step], cell * symbols + down[step]
-            found.append((begin + some[step], parent, child, torch.full_like(child, -1)))
+            parent, child = tops + cell * symbols + pick(up, step), cell * symbols + pick(down, step)
+            found.append((begin + pick(some, step), parent, child, torch.full_like(child, -1)))
         rule, parent, left, right = (torch.cat(column) for column in zip(*found, strict=True))
 
         sentence = torch.arange(chart.batch, device=device)
@@ -183,14 +185,14 @@ class Coarse:
         there = torch.zeros(2 * tops, dtype=torch.bool, device=device)
         for keys in (parent, left, right[right >= 0], whole):
             there.index_fill_(0, keys, True)
-        key = there.nonzero().squeeze(1)
+        key = places(there)
         number = torch.full((2 * tops,), -1, device=device).index_copy_(0, key, torch.arange(len(key), device=device))
         cell = key % tops // symbols
-        start = cell - first[width[cell] - 1]
-        nodes = Nodes(start % chart.batch, start // chart.batch, width[cell], key % symbols, key >= tops)
-        right = torch.where(right < 0, -1, number[right])
-        edges = Edges(rule, width[parent % tops // symbols], number[parent], number[left], right, number[whole])
-        return edges, nodes
+        start = cell - pick(first, pick(width, cell) - 1)
+        nodes = Nodes(start % chart.batch, start // chart.batch, pick(width, cell), key % symbols, key >= tops)
+        right = torch.where(right < 0, -1, pick(number, right.clamp_min(0)))
+        parent, left, whole = (pick(number, keys) for keys in (parent, left, whole))
+        return Edges(rule, pick(nodes.width, parent), parent, left, right, whole), nodes
 
     def _binary(
         self, chart: Chart, top: Tensor, below: Tensor, first: Tensor, threshold: float
@@ -198,13 +200,14 @@ class Coarse:
         """Binary rules, and the cells of the parent and of both children."""
         term, posterior, *cells = self._terms(chart, below, first, threshold)
         for mode, table in enumerate((below, top, top)):
-            own, factor = (self.mode[term] == mode).nonzero().squeeze(1), self.factors[mode].to(top.dtype)
-            for some in own.split(CHUNK // factor.shape[1]):
-                rows = table.index_select(0, cells[mode][some]) * factor.index_select(0, term[some])
-                rows *= (posterior[some] / rows.sum(1)).unsqueeze(1)
-                place = (rows.view(-1) > threshold).nonzero().squeeze(1)
-                edge, symbol = some[place // factor.shape[1]], place % factor.shape[1]
-                yield self.rule_in_term[term[edge], symbol], *(column[edge] for column in cells)
+            factor = self.factors[mode].to(top.dtype)
+            for some in places(pick(self.mode, term) == mode).split(CHUNK // factor.shape[1]):
+                rows = pick(table, pick(cells[mode], some)).mul_(pick(factor, pick(term, some)))
+                rows *= (pick(posterior, some) / rows.sum(1)).unsqueeze(1)
+                place = places(rows > threshold)
+                edge = pick(some, place // factor.shape[1])
+                rule = pick(term, edge) * len(self.grammar.symbols) + place % factor.shape[1]
+                yield pick(self.rule_in_term, rule), *(pick(column, edge) for column in cells)
 
     def _terms(self, chart: Chart, below: Tensor, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
         """Terms at splits: term, posterior, and the cells of the parent and of both children."""
@@ -214,9 +217,9 @@ class Coarse:
         none = first[:0]
         found = [(none, below[:0, 0], none, none, none)]
 
-        def add(term: Tensor, posterior: Tensor, width: Tensor | int, row: Tensor, split: Tensor) -> None:
-            cells = (first[width - 1] + row, first[split - 1] + row, first[width - split - 1] + row + split * batch)
-            found.append((term, posterior, *cells))
+        def add(term: Tensor, posterior: Tensor, width: Tensor, row: Tensor, split: Tensor) -> None:
+            parent, left, right = (pick(first, part - 1) + row for part in (width, split, width - split))
+            found.append((term, posterior, parent, left, right + split * batch))
 
         for least, combined in ((2, chart.combined[:1]), (3, chart.combined[1:])):  # more terms make spans of two words
             if not combined:
@@ -226,23 +229,27 @@ class Coarse:
             assert lifting is not None
             share = below[begin : begin + size] @ form.weights[lifting].T
             joint = (torch.cat(combined) * share).view(-1)
-            place = (joint > threshold).nonzero().squeeze(1)  # of all splits together
+            place = places(joint > threshold)  # of all splits together
             cell, term = begin + place // share.shape[1], place % share.shape[1]
             width = torch.searchsorted(first, cell, right=True)
-            row, one = cell - first[width - 1], (term >= general).nonzero().squeeze(1)
-            split = torch.where(term[one] < general + after, width[one] - 1, 1)  # the word is the last, or the first
-            add(term[one], joint[place[one]], width[one], row[one], split)
-            many = (term < general).nonzero().squeeze(1)
-            sizes = torch.bincount(width[many], minlength=chart.length + 1).tolist()
-            columns = (column[many].split(sizes) for column in (row, term, share.view(-1)[place]))
+            row, joint, share = cell - pick(first, width - 1), pick(joint, place), pick(share.view(-1), place)
+            one = places(term >= general)
+            split = torch.where(
+                pick(term, one) < general + after, pick(width, one) - 1, 1
+            )  # the word is last, or first
+            add(pick(term, one), pick(joint, one), pick(width, one), pick(row, one), split)
+            many = places(term < general)
+            sizes = torch.bincount(pick(width, many), minlength=chart.length + 1).tolist()
+            columns = (pick(column, many).split(sizes) for column in (row, term, share))
             for number, (row, term, beta) in enumerate(zip(*columns, strict=True)):
                 if len(row):
                     left, right, align = chart.operands(0, number)
-                    posterior = left.transpose(1, 2)[row, term] * right.transpose(1, 2)[row, term]  # [terms, splits]
-                    posterior *= align.squeeze(2).index_select(0, row) * beta.unsqueeze(1)
-                    place = (posterior.view(-1) > threshold).nonzero().squeeze(1)
+                    posterior = left.transpose(1, 2)[row, term].mul_(right.transpose(1, 2)[row, term])  # [some, splits]
+                    posterior *= pick(align.squeeze(2), row).mul_(beta.unsqueeze(1))
+                    place = places(posterior > threshold)
                     some, split = place // (number - 1), place % (number - 1) + 1
-                    add(term[some], posterior.view(-1)[place], number, row[some], split)
+                    known = pick(term, some), pick(posterior.view(-1), place)
+                    add(*known, torch.full_like(split, number), pick(row, some), split)
         return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
     def _joined(self, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor) -> tuple[Forest, Nodes]:
@@ -288,7 +295,7 @@ def _alike(lengths: Sequence[int]) -> list[int]:
     sizes: list[int] = []
     shortest = 0
     for length in lengths:
-        if not sizes or length > shortest * (1 + ALIKE):
+        if not sizes or length > shortest * (1 + ALIKE) or (sizes[-1] + 1) * length**2 > CELLS:
             sizes.append(0)
             shortest = length
         sizes[-1] += 1
