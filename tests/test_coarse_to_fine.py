@@ -8,7 +8,7 @@ import torch
 from cases import WITH_GRAMMAR, Posteriors, listable, make, small
 from strategies import random_model
 
-from lvpcfg import InputError, Parser
+from lvpcfg import InputError, Parser, corpus, train
 from lvpcfg.chart import coarse_to_fine, forest
 from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode import (
@@ -28,6 +28,7 @@ from lvpcfg.chart.inside import Chart
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import log_partition
 from lvpcfg.decompose.coarse import coarse_cover
+from lvpcfg.parser import THRESHOLD
 
 
 def flat(leaf):
@@ -110,6 +111,103 @@ def test_pruning_leaves_less_and_still_a_tree():
         exact = [one.log_z for one in pruned]
 
 
+@pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.2])
+def test_what_is_left_is_what_is_above_the_threshold(threshold):
+    """Edge by edge: against the posteriors of the coarse grammar in the forest of all edges."""
+    case = make("rule tensors, unary")
+    words, lengths = (
+        torch.cat([case.leaf(n, 2, seed=n).flatten(0, 1) for n in (6, 5, 1)]),
+        torch.tensor([6, 6, 5, 5, 1, 1]),
+    )
+    words = words**4  # some are far likelier than others
+    coarse = coarse_to_fine_of([case.grammar], PRODUCT)
+    leaf = words @ coarse.fold
+
+    def edges(threshold):
+        forest, nodes = coarse.coarse.forest(leaf, lengths, threshold)
+        known = (
+            [(*(int(column[node]) for column in vars(nodes).values()),) for node in range(len(nodes.symbol))]
+            + [("top", sentence) for sentence in range(len(lengths))]
+            + ["nothing", "one"]
+        )
+        columns = (forest.rule.tolist(), forest.parent.tolist(), forest.left.tolist(), forest.right.tolist())
+        return forest, nodes, [(rule, *(known[node] for node in ends)) for rule, *ends in zip(*columns, strict=True)]
+
+    forest, nodes, every = edges(0.0)
+    first = torch.tensor([0, 6, 12, 17, 22, 23])
+    rules = coarse.coarse.rules
+    at = first[nodes.sentence[forest.leaves]] + nodes.start[forest.leaves]
+    posterior = Fine(forest, rules, rules.leaf(leaf, at, nodes.symbol[forest.leaves])).posteriors().edges.tolist()
+    *_, left = edges(threshold)
+    assert sorted(map(str, left)) == sorted(
+        str(edge) for edge, p in zip(every, posterior, strict=True) if p > threshold
+    )
+    assert 0 < len(left) < len(every)
+
+
+def test_a_grammar_with_few_states_in_between_loses_nothing_at_low_thresholds():
+    options = {"cycles": 2, "split_iterations": 4, "merge_iterations": 2, "smooth_iterations": 1}
+    model = train(corpus("train")[:80], estimator="split_merge", **options)
+    sentences = [tree.leaves() for tree in corpus("dev")][:8]
+    pruned, exhaustive = (Parser(model, PRODUCT, "cpu", "float64", prune) for prune in (1e-12, 0))
+    for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
+        assert (one.tree, one.log_prob) == (two.tree, pytest.approx(two.log_prob, rel=1e-9))
+    assert len(pruned._coarse_to_fine.between) == 1
+
+
+def test_a_forest_with_fewer_edges_has_fewer_nodes():
+    case = make("rule tensors, unary")
+    words, lengths = flat(case.leaf(6, 3))
+    parser = coarse_to_fine_of([case.grammar], PRODUCT)
+    packed, nodes = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+    keep = nodes.symbol[packed.left] < 2  # no edge over a leaf
+    smaller, kept = coarse_to_fine.pruned(packed, nodes, keep)
+    assert not len(smaller.leaves)
+    assert smaller.nodes == len(kept.symbol) + 3 < packed.nodes
+    for name in ("left", "parent"):
+        ends = getattr(packed, name)[keep]
+        inner = ends < len(nodes.symbol)
+        for of_all, of_some in zip(vars(nodes).values(), vars(kept).values(), strict=True):
+            assert torch.equal(of_all[ends[inner]], of_some[getattr(smaller, name)[inner]])
+    assert torch.equal(packed.right[keep] == packed.nodes + 1, smaller.right == smaller.nodes + 1)
+
+
+@pytest.mark.parametrize("prune", [THRESHOLD, 0])
+def test_batches_that_do_not_fit_into_the_memory_are_parsed_in_halves(monkeypatch, prune):
+    model, sentences = random_model(), [["dog", "barks"], ["barks", "dog"], ["dog", "dog"], ["new", "dog"], ["dog"]]
+    expected = Parser(model, device="cpu", prune=prune).parse_sents(sentences)
+    parser = Parser(model, device="cpu", prune=prune)
+    name = "_parse_pruned" if prune else "_parse_batch"
+    parse = getattr(parser, name)
+
+    def small(some, probabilities):
+        if len(some) > 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+        return parse(some, probabilities)
+
+    monkeypatch.setattr(parser, name, small)
+    assert parser.parse_sents(sentences) == expected
+    assert (parser.counts.split > 0, parser.counts.sentences) == (True, len(sentences))
+
+    def broken(some, probabilities):
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(parser, name, broken)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        parser.parse_sents(sentences)
+
+
+def test_batches_have_so_many_words_at_the_most():
+    parser = Parser(random_model(), device="cpu", batch_tokens=7)
+    lengths = [3, 9, 1, 3, 2, 2]
+    batches = list(parser._batches(lengths))
+    assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or sum(lengths[number] for number in batch) <= 7 for batch in batches)
+    assert len(batches) < len(lengths)
+    with pytest.raises(InputError, match="batch_tokens is 0: expected a number of words, such as 8192"):
+        Parser(random_model(), batch_tokens=0)
+
+
 class TestProduct:
     def test_of_a_grammar_with_itself_is_that_grammar(self):
         case = make("rule tensors, unary")
@@ -167,7 +265,7 @@ def test_what_pruning_loses_is_parsed_again():
 def test_a_node_without_edges_has_no_say_in_the_scale_of_its_parents():
     """A pruned child whose exponent is large beside those that exist: once, all else underflowed."""
     # Node 2 <- (0, 3) or (0, 1); node 3 has no edge. The leaves are tiny.
-    columns = torch.tensor([[1, 0, 2, 0, 3], [1, 0, 2, 0, 1], [2, 1, 4, 2, 6]]).unbind(1)
+    columns = torch.tensor([[1, 1, 2], [0, 0, 1], [2, 2, 4], [0, 0, 2], [3, 1, 6]])
     packed = Forest(5, *columns, leaves=torch.tensor([0, 1]), tops=torch.tensor([4]))
     plan = Plan(packed, torch.ones(2, 3, dtype=torch.int64))
     tiny = torch.tensor([[1e-30], [1e-30]])

@@ -14,8 +14,11 @@ from safetensors.torch import load_file, save_file
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Model, corpus, train
+from lvpcfg.decompose.coarse import with_cover
 from lvpcfg.files import write_bytes
 from lvpcfg.grammar import model as model_file
+from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.projection import projected
 
 
 def tensors(model):
@@ -44,6 +47,24 @@ def test_round_trip_is_exact_for_any_number_of_states(tmp_path_factory, seed, st
     model.save(folder)
     assert_same(model, Model.load(folder))
     assert sorted(os.listdir(folder)) == ["model.json", "model.safetensors"]
+
+
+def test_what_pruning_needs_is_saved_and_loaded(tmp_path):
+    model = with_cover(random_model())
+    model.save(tmp_path)
+    loaded = Model.load(tmp_path)
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(vars(model.cover).values(), vars(loaded.cover).values(), strict=True)
+    )
+    coarsest = projected(model.grammar, expected_states(model.grammar), torch.zeros_like(model.grammar.symbol_of_state))
+    exact = torch.zeros(model.cover.tensor().shape)
+    for (a, b, c), value in zip(model.grammar.binary_rules.tolist(), coarsest.grammar.binary.tolist(), strict=True):
+        exact[a, b, c] = value
+    assert torch.allclose(loaded.cover.tensor(), exact.to(loaded.cover.u), atol=1e-7)
+    assert with_cover(loaded) is loaded
+    plain = train(corpus("dev")[:20])
+    assert with_cover(plain).cover is None  # its charts are not pruned
 
 
 @pytest.mark.parametrize("unaries", ["collapse", "keep"])

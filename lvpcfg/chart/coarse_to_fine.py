@@ -45,15 +45,16 @@ class CoarseToFine:
         self.rules = [FineRules(grammar) for grammar in grammars]
         grammar = grammars[0].expanded()
         expected = expected_states(grammar)
-        coarsest, self.fold = projected(grammar, expected, torch.zeros_like(grammar.symbol_of_state))
         symbols, device = grammar.symbols, grammar.root.device
         self.stages = stages or Stages(device)
-        self.coarse = Coarse(coarsest, cover, self.stages)
-        self.between = []  # the rules of grammars with few states, and what makes words of theirs
-        for ancestor in grammar.hierarchy:
-            if 0 < int(ancestor.max()) < FEW:
-                coarser, fold = projected(grammar, expected, ancestor)
-                self.between.append((FineRules(coarser), fold))
+        self.between = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
+        self.fold = torch.eye(grammar.lexical.backoff.shape[1], dtype=grammar.root.dtype, device=device)
+        for ancestor in [level for level in grammar.hierarchy if 0 < int(level.max()) < FEW][-1:]:
+            few = projected(grammar, expected, ancestor)
+            self.between.append((FineRules(few.grammar), few.words))
+            grammar, expected, self.fold = few.grammar, few.expected, few.words
+        coarsest = projected(grammar, expected, torch.zeros_like(grammar.symbol_of_state))
+        self.coarse, self.fold = Coarse(coarsest.grammar, cover, self.stages), self.fold @ coarsest.words
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
         rules, steps = len(grammar.binary_rules), len(self.coarse.rules.steps)
         kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(

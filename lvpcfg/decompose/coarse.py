@@ -29,5 +29,5 @@ def with_cover(model: Model) -> Model:
 
 def coarse_cover(grammar: Grammar) -> Factors:
     grammar = grammar.expanded()
-    coarsest, _ = projected(grammar, expected_states(grammar), torch.zeros_like(grammar.symbol_of_state))
-    return cover_by_kind(rule_tensor(coarsest))
+    coarsest = projected(grammar, expected_states(grammar), torch.zeros_like(grammar.symbol_of_state))
+    return cover_by_kind(rule_tensor(coarsest.grammar))

@@ -14,7 +14,7 @@ or all of them together as one sum of rank-one terms over all states.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -93,14 +93,7 @@ class Grammar:
         shapes, shape_of = rounded.unique(dim=0, return_inverse=True)
         for number, shape in enumerate(shapes.tolist()):
             for some in (shape_of == number).nonzero().squeeze(1).split(max(1, CHUNK // math.prod(shape))):
-                ones = [1] * len(shape)
-                place = torch.zeros(1, dtype=torch.int64, device=rules.device).view(1, *ones)
-                inside = place == 0
-                for mode, (m, size) in enumerate(zip(sizes[some].unbind(1), shape, strict=True)):
-                    state = torch.arange(size, device=rules.device).view(-1, *ones[mode + 1 :])
-                    m = m.view(-1, *ones)
-                    place, inside = place * m + state, inside & (state < m)
-                place = torch.where(inside, place + starts[some].view(-1, *ones), len(values) - 1)
+                place = within_padding(starts[some], sizes[some], shape, len(values) - 1)
                 yield some, values.index_select(0, place.flatten()).view(place.shape)
 
     def expanded(self) -> "Grammar":
@@ -171,6 +164,20 @@ class Grammar:
                 backoff=moved(self.lexical.backoff),
             ),
         )
+
+
+def within_padding(starts: Tensor, sizes: Tensor, shape: Sequence[int], nowhere: int) -> Tensor:
+    """[tensors, *shape]: where the numbers of tensors that are padded to one shape stand where they are end to end.
+
+    `starts` is [tensors], `sizes` [tensors, dimensions] what they are without padding, which is nowhere.
+    """
+    ones = [1] * len(shape)
+    place = torch.zeros_like(starts).view(-1, *ones)
+    inside = place == 0
+    for mode, (size, padded) in enumerate(zip(sizes.unbind(1), shape, strict=True)):
+        number, size = torch.arange(padded, device=starts.device).view(-1, *ones[mode + 1 :]), size.view(-1, *ones)
+        place, inside = place * size + number, inside & (number < size)
+    return torch.where(inside, place + starts.view(-1, *ones), nowhere)
 
 
 def starts_of(sizes: Tensor) -> Tensor:

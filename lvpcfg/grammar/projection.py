@@ -4,21 +4,25 @@ p(a_i -> b_j c_k) over coarse states is the fine rule summed over the states of 
 of a_i, weighted by how often they are expected.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.grammar import Grammar, starts_of, within_padding
 
 
-def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> tuple[Grammar, Tensor]:
+@dataclass(frozen=True, eq=False)
+class Projection:
+    grammar: Grammar  # its lexical table stays that of the fine grammar,
+    words: Tensor  # [tag states, coarse tag states]: which makes rows of that one rows of this one
+    expected: Tensor  # [coarse states]: how often each is expected
+
+
+def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projection:
     """The grammar whose states are those that `ancestor` [states] names, numbered within their symbols.
 
     `expected` [states] is how often each state is expected, see `expected_states`.
-
-    Its lexical table stays that of the fine grammar; the matrix, [tag states, coarse tag states], turns the rows of
-    words into those of the coarse grammar.
     """
     symbol, device = grammar.symbol_of_state, grammar.root.device
     states = torch.ones_like(grammar.states).scatter_reduce(0, symbol, ancestor + 1, "amax")
@@ -33,20 +37,13 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> tuple[Gra
 
     def means(rules: Tensor, starts: Tensor, values: Tensor) -> Tensor:
         begin = starts_of(states[rules].prod(1))
-        found = values.new_zeros(int(begin[-1]))
+        found = values.new_zeros(int(begin[-1]) + 1)
         for some, tensors in grammar.padded(rules, starts, values):
             for mode, symbols in enumerate(rules[some].unbind(1)):
                 tensors = torch.einsum("rx...,rxk->r...k", tensors, member[min(mode, 1), symbols, : tensors.shape[1]])
-            place, inside = begin[some].view(-1, *[1] * rules.shape[1]), torch.ones((), dtype=torch.bool, device=device)
-            offset = torch.zeros_like(place)
-            for mode, size in enumerate(states[rules[some]].unbind(1)):
-                number = torch.arange(tensors.shape[mode + 1], device=device).view(
-                    -1, *[1] * (rules.shape[1] - mode - 1)
-                )
-                size = size.view(place.shape)
-                offset, inside = offset * size + number, inside & (number < size)
-            found[(place + offset)[inside]] = tensors[inside]
-        return found.clamp_min_(0)  # approximations may be below
+            place = within_padding(begin[some], states[rules[some]], tensors.shape[1:], len(found) - 1)
+            found[place] = tensors
+        return found[:-1].clamp_min_(0)  # approximations may be below
 
     inner = len(grammar.symbols.interminals)
     fold = expected.new_zeros(len(symbol), int(first[-1]))
@@ -59,4 +56,4 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> tuple[Gra
         root=grammar.root.new_zeros(int(first[-1])).index_add(0, coarse, grammar.root),
         hierarchy=grammar.hierarchy.new_zeros(0, int(first[-1])),
     )
-    return one, fold[int(grammar.first_state[inner]) :, int(first[inner]) :]
+    return Projection(one, fold[int(grammar.first_state[inner]) :, int(first[inner]) :], total)
