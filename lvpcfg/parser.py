@@ -40,7 +40,7 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
-from lvpcfg.trees.binarise import debinarise
+from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.normalise import TOP
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -388,17 +388,17 @@ class Parser(ParserI):  # type: ignore[misc]
         if skeleton is None:
             return self._flat(words)
         names = self._grammar.symbols.names
-        built: list[Tree] = []
+        built: list[list[Tree | str]] = []
         for node in reversed(skeleton):  # children before their parents
-            tree = Tree(names[node.bottom], [built.pop(), built.pop()] if node.split else [words[node.start]])
+            made = unbinarised(names[node.bottom], built.pop() + built.pop() if node.split else [words[node.start]])
             chain = node.chain
             if not chain and node.top != node.bottom:
                 chain = tuple(self._symbol_chains.path(node.top, node.bottom))
             for symbol in reversed(chain[:-1]):
-                tree = Tree(names[symbol], [tree])
-            built.append(tree)
-        top = built.pop()
-        return debinarise(top if top.label() == TOP else Tree(TOP, [top]))
+                made = unbinarised(names[symbol], made)
+            built.append(made)
+        top = Tree(TOP, built.pop())
+        return top[0] if top[0].label() == TOP else top
 
     def _flat(self, words: Sequence[str]) -> Tree:
         """The commonest root over each word's likeliest tag: for sentences the grammar has no tree for."""

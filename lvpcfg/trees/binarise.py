@@ -65,22 +65,19 @@ def binarise(tree: Tree, scheme: Binarisation = RIGHT) -> Tree:
 def debinarise(tree: Tree) -> Tree:
     """Undoes `binarise`, whatever scheme it used."""
 
-    def make(node: Tree, children: list[Tree | str]) -> Tree:
-        spliced: list[Tree | str] = []
-        for before, child in zip(node, children, strict=True):
-            if isinstance(before, Tree) and before.label().startswith(INTERMEDIATE):
-                spliced.extend(child)
-            else:
-                spliced.append(child)
-        if node.label().startswith(INTERMEDIATE):
-            return Tree(node.label(), spliced)
-        labels = _decode(node.label())
-        built = Tree(labels[-1], spliced)
-        for label in reversed(labels[:-1]):
-            built = Tree(label, [built])
-        return built
+    def make(node: Tree, children: list[list[Tree | str] | str]) -> list[Tree | str]:
+        return unbinarised(node.label(), [x for child in children for x in ([child] if type(child) is str else child)])
 
-    return rebuild(tree, make)
+    return rebuild(tree, make)[0]
+
+
+def unbinarised(label: str, children: list[Tree | str]) -> list[Tree | str]:
+    """What a node of a binarised tree becomes, given what is under it: that itself, if binarisation made the node."""
+    if label.startswith(INTERMEDIATE):
+        return children
+    for name in reversed(_decode(label)):
+        children = [Tree(name, children)]
+    return children
 
 
 def _finish(child: Tree, parent: str, scheme: Binarisation) -> Tree:
