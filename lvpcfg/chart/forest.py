@@ -98,11 +98,13 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """alpha [nodes + 2, states] and the exponents [nodes + 2] it counts with; log Z of each sentence, float64."""
+    """alpha [nodes + 2, states] and the exponents [nodes + 2] it counts with; log Z of each sentence, float64; what was
+    projected, by the first place of the tiles."""
 
     alpha: Tensor
     exponent: Tensor
     log_z: Tensor
+    projected: dict[int, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,39 +125,43 @@ class Tensors:
         outer = _outer(*children)
         return torch.stack([(outer * row.unsqueeze(1)).amax(2) for row in self.values.unbind(1)], 2)
 
-    def children(self, rows: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:
-        """T_(1,3)(y1, y3) and T_(1,2)(y1, y2): [tiles, width, x] -> [tiles, width, y] and [tiles, width, z]."""
+    def children(self, rows: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """T applied to all three, [tiles, width]; and T_(1,3)(y1, y3) and T_(1,2)(y1, y2), [tiles, width, x] -> [tiles,
+        width, y] and [tiles, width, z]."""
         outer = torch.bmm(rows, self.values)
         if right is None:
-            return (outer,)
+            return (outer * left).sum(2), [outer]
         outer = outer.unflatten(2, (left.shape[2], -1))
         into_left = torch.matmul(outer, right.unsqueeze(3)).squeeze(3)
-        return into_left, outer.mul_(left.unsqueeze(3)).sum(2)
+        return (into_left * left).sum(2), [into_left, outer.mul_(left.unsqueeze(3)).sum(2)]
 
 
 @dataclass(frozen=True, eq=False)
 class KruskalForms:
-    """The same in Kruskal form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z]."""
+    """The same in Kruskal form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z].
+
+    Both passes take the children as V y2 and W y3 (`project`), which are made once.
+    """
 
     factors: Factors
 
     def of(self, rule: Tensor) -> "KruskalForms":
         return KruskalForms(self.factors.map(lambda factor: factor.index_select(0, rule)))
 
+    def project(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """[tiles, width, rank]"""
+        return torch.bmm(left, self.factors.v.transpose(1, 2)), torch.bmm(right, self.factors.w.transpose(1, 2))
+
     def parents(self, left: Tensor, right: Tensor) -> Tensor:
-        left, right = self._lanes(left, right)
-        return torch.bmm(left.mul_(right), self.factors.u)
+        return torch.bmm(left * right, self.factors.u)
 
     def best_parents(self, *children: Tensor) -> Tensor:
         raise AssertionError("derivations are those of tensors: `Grammar.expanded`")
 
-    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
-        (left, right), lanes = self._lanes(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
-        return torch.bmm(right.mul_(lanes), self.factors.v), torch.bmm(left.mul_(lanes), self.factors.w)
-
-    def _lanes(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """V y2 and W y3, [tiles, width, rank]."""
-        return torch.bmm(left, self.factors.v.transpose(1, 2)), torch.bmm(right, self.factors.w.transpose(1, 2))
+    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, list[Tensor]]:
+        lanes = torch.bmm(rows, self.factors.u.transpose(1, 2))
+        into_left, into_right = right * lanes, left * lanes
+        return (into_left * left).sum(2), [torch.bmm(into_left, self.factors.v), torch.bmm(into_right, self.factors.w)]
 
 
 Weights = list[Tensors | KruskalForms]
@@ -328,6 +334,7 @@ class Plan:
         exponent = leaf.new_full((forest.nodes + 2,), NOTHING)  # a node that no edge leads to stays so
         alpha[-1, 0], exponent[-1] = 1, 0
         place = torch.zeros(forest.nodes + 2, dtype=torch.int64, device=self.device)  # of a node, in its level
+        projected: dict[int, tuple[Tensor, ...]] = {}
 
         def write(nodes: Tensor, rows: Tensor, base: Tensor) -> None:
             largest = rows.abs().amax(1)
@@ -350,6 +357,8 @@ class Plan:
             cells = alpha.new_zeros(size + 1, self.widest)
             for tiles in self._steps(level.tiles):
                 rules, children = weights[tiles.shape].of(tiles.rule), self._children(tiles, layout, alpha)
+                if isinstance(rules, KruskalForms):
+                    children = projected[tiles.begin] = rules.project(*children)
                 rows = (rules.best_parents(*children) if best else rules.parents(*children)).flatten(0, 1)
                 at = tiles.begin - level.begin
                 rows *= factor.narrow(0, at, len(rows)).unsqueeze(1)
@@ -360,7 +369,7 @@ class Plan:
                     into.index_add_(0, of, rows)
             write(level.nodes, cells.narrow(0, 0, size), base.narrow(0, 0, size))
         top = alpha[forest.tops, 0].double().clamp_min(0)  # a sum below zero is an error of the approximation
-        return Scores(alpha, exponent, top.log() + math.log(2) * exponent[forest.tops].double())
+        return Scores(alpha, exponent, top.log() + math.log(2) * exponent[forest.tops].double(), projected)
 
     def outside(self, weights: Weights, scores: Scores, gradient: Tensor, edges: Tensor | None = None) -> Tensor:
         """beta [nodes + 2, states]: the derivative of log Z, times `gradient` [sentences], by alpha.
@@ -375,16 +384,13 @@ class Plan:
         posterior = None if edges is None else torch.empty_like(factor)
         for level in reversed(self.levels):
             for tiles in self._steps(level.tiles):
-                children = self._children(tiles, layout, alpha)
-                found = (
-                    weights[tiles.shape]
-                    .of(tiles.rule)
-                    .children(self._gradients(tiles, layout, beta, factor), *children)
-                )
+                children = scores.projected.get(tiles.begin) or self._children(tiles, layout, alpha)
+                rules, rows = weights[tiles.shape].of(tiles.rule), self._gradients(tiles, layout, beta, factor)
+                total, found = rules.children(rows, *children)
                 for child, part in zip((layout.left, layout.right), found, strict=False):
                     beta.narrow(1, 0, part.shape[2]).index_add_(0, tiles.of(child), part.flatten(0, 1))
                 if posterior is not None:
-                    tiles.of(posterior).copy_((found[0] * children[0]).sum(2).flatten())
+                    tiles.of(posterior).copy_(total.flatten())
         if edges is not None and posterior is not None:
             edges.index_copy_(0, layout.edge, posterior)
         beta[-2:] = 0
