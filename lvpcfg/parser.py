@@ -47,7 +47,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 17  # of the sentences of a batch, where charts are pruned
 TOKENS = 1 << 13
-THRESHOLD = 5e-5  # symbols of spans with a smaller posterior are pruned
+THRESHOLD = 5e-5  # rules at splits with a smaller posterior are pruned
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
 
 
@@ -83,8 +83,8 @@ class Parser(ParserI):  # type: ignore[misc]
     """Parses sentences with a model, or with several: a product of grammars, trained on the same trees.
 
     `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
-    `dtype` "float32" or "float64". Charts of grammars with latent states, or many symbols, are pruned: symbols of
-    spans whose posterior without states is below `prune` are dropped; 0 drops nothing. Batches have up to
+    `dtype` "float32" or "float64". Charts of grammars with latent states, or many symbols, are pruned: rules at
+    splits whose posterior without states is below `prune` are dropped; 0 drops nothing. Batches have up to
     `batch_tokens` words, or less where charts are large.
     """
 
