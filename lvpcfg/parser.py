@@ -125,6 +125,10 @@ class Parser(ParserI):  # type: ignore[misc]
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
         self._stages = Stages(self.device)
+        if self._pruned:
+            cover = self.model.cover or coarse_cover(self.model.grammar)
+            cover = cover.map(lambda factor: factor.to(self._grammar.root))
+            self._coarse_to_fine = CoarseToFine(self._grammars, cover, decoder, self._stages)
 
     @staticmethod
     def load(
@@ -304,12 +308,6 @@ class Parser(ParserI):  # type: ignore[misc]
         """Seconds spent so far, by stage: fine (inside-outside) and decode; where charts are pruned, before them
         coarse, gather (what is left), between (grammars with few states) and plan (how to compute the fine one)."""
         return dict(self._stages.seconds)
-
-    @cached_property
-    def _coarse_to_fine(self) -> CoarseToFine:
-        cover = self.model.cover or coarse_cover(self.model.grammar)
-        cover = cover.map(lambda factor: factor.to(self._grammar.root))
-        return CoarseToFine(self._grammars, cover, self.decoder, self._stages)
 
     @cached_property
     def _form(self) -> AnyRules:

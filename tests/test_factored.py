@@ -13,6 +13,7 @@ from test_coarse_to_fine import coarse_to_fine_of, flat
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.chart.coarse_to_fine import Fine
 from lvpcfg.chart.decode import DECODERS, PRODUCT, RECALL, VITERBI
+from lvpcfg.chart.forest import Plan, log_likelihood
 from lvpcfg.chart.prune import FineRules
 from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
@@ -68,6 +69,23 @@ def test_forests_have_the_sums_of_the_tensors(name, signed):
     assert bool(full.log_z.isfinite().any())
     for quantity in ("log_z", "nodes", "edges"):
         assert torch.allclose(getattr(small, quantity), getattr(full, quantity), atol=1e-12), quantity
+
+
+def test_forests_are_differentiable_by_the_factors():
+    case = make("rule tensors, unary")
+    grammar = factored(case.grammar, [0, 1, 4, 6])
+    words, lengths = flat(case.leaf(4, 2))
+    parser = coarse_to_fine_of([case.grammar], PRODUCT)
+    forest, kept = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+    rules = FineRules(grammar)
+    leaf = rules.leaf(words, 4 * kept.sentence[forest.leaves] + kept.start[forest.leaves], kept.symbol[forest.leaves])
+
+    def log_z(values, leaf, *factors):
+        plan = Plan(forest, rules.sizes, RuleFactors(grammar.factored.rules, Factors(*factors)))
+        return log_likelihood(plan, values, leaf)
+
+    inputs = (rules.values, leaf, *vars(grammar.factored.factors).values())
+    assert torch.autograd.gradcheck(log_z, [tensor.clone().requires_grad_() for tensor in inputs])
 
 
 @pytest.mark.parametrize("decoder", sorted(set(DECODERS) - {RECALL}))  # which has ties here

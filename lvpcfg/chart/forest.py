@@ -163,6 +163,12 @@ class KruskalForms:
         into_left, into_right = right * lanes, left * lanes
         return (into_left * left).sum(2), [torch.bmm(into_left, self.factors.v), torch.bmm(into_right, self.factors.w)]
 
+    def gradients(self, rows: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
+        """By U, V and W, for each tile."""
+        (v, w), lanes = self.project(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
+        pairs = ((v * w, rows), (w * lanes, left), (v * lanes, right))
+        return [torch.bmm(terms.transpose(1, 2), states) for terms, states in pairs]
+
 
 Weights = list[Tensors | KruskalForms]
 
@@ -396,17 +402,23 @@ class Plan:
         beta[-2:] = 0
         return beta
 
-    def rule_gradients(self, scores: Scores, beta: Tensor) -> Tensor:
-        """d log Z / d rules, summed over all edges in float64."""
+    def rule_gradients(self, weights: Weights, scores: Scores, beta: Tensor) -> list[Tensor]:
+        """d log Z / d rules, and by the factors of Kruskal forms, summed over all edges in float64."""
         layout = self._by_rule
         total = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
+        factors = [] if self.factored is None else [*map(torch.zeros_like, vars(self.factored.factors).values())]
         factor = self._factor(layout, scores.exponent)
         for tiles in self._steps(layout.tiles[0]):
-            rows = self._gradients(tiles, layout, beta, factor)
-            found = torch.bmm(rows.transpose(1, 2), _outer(*self._children(tiles, layout, scores.alpha)))
-            place = self._places(self.shapes[tiles.shape], self.tensors[tiles.shape].index_select(0, tiles.rule))
+            rows, children = self._gradients(tiles, layout, beta, factor), self._children(tiles, layout, scores.alpha)
+            rules, tensors = weights[tiles.shape], self.tensors[tiles.shape].index_select(0, tiles.rule)
+            if isinstance(rules, KruskalForms):
+                for into, found in zip(factors, rules.of(tiles.rule).gradients(rows, *children), strict=True):
+                    into.narrow(2, 0, found.shape[2]).index_add_(0, tensors[:, 0], found.to(into.dtype))
+                continue
+            found = torch.bmm(rows.transpose(1, 2), _outer(*children))
+            place = self._places(self.shapes[tiles.shape], tensors)
             total.index_add_(0, place.flatten(), found.flatten().double())
-        return total[:-1]
+        return [total[:-1], *factors]
 
     def _steps(self, batches: Iterable[Tiles]) -> Iterator[Tiles]:
         for tiles in batches:
@@ -472,15 +484,16 @@ def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
 
     `rules` are all rule tensors end to end, `leaf` [leaves, states] the Q of each leaf, whose type is that of the
     computation; the derivative by float64 rules is summed up as such. Parameter times derivative is the expected
-    count.
+    count. The factors of the plan's Kruskal forms have derivatives too.
     """
-    total: Tensor = _LogLikelihood.apply(plan, rules, leaf)
+    factors = () if plan.factored is None else vars(plan.factored.factors).values()
+    total: Tensor = _LogLikelihood.apply(plan, rules, leaf, *factors)
     return total
 
 
 class _LogLikelihood(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
+    def forward(ctx: Any, plan: Plan, rules: Tensor, leaf: Tensor, *factors: Tensor) -> Tensor:
         ctx.plan, ctx.weights = plan, plan.weights(rules, leaf.dtype)
         ctx.scores = plan.inside(ctx.weights, leaf)
         # A copy: `ctx` and its own output would keep each other, and all the weights, alive.
@@ -493,4 +506,5 @@ class _LogLikelihood(torch.autograd.Function):
         plan, scores, leaves = ctx.plan, ctx.scores, ctx.plan.forest.leaves
         beta = plan.outside(ctx.weights, scores, gradient)
         by_leaf = beta[leaves] * torch.exp2(-scores.exponent[leaves].clamp_min(-120)).unsqueeze(1)
-        return None, plan.rule_gradients(scores, beta), by_leaf
+        by_rules, *by_factors = plan.rule_gradients(ctx.weights, scores, beta)
+        return None, by_rules, by_leaf, *by_factors

@@ -20,7 +20,7 @@ from lvpcfg.parser import Parser
 from lvpcfg.trees.brackets import ESCAPED, format_tree
 
 SPACE = re.compile(r"[ \t\f\v]+")  # as between the words of trees; other white space may be part of a word
-FIRST, CHUNK = 64, 2048  # sentences that are sorted by length, parsed and written together, at first and later on
+FIRST, CHUNK = 256, 2048  # sentences that are sorted by length, parsed and written together, at first and later on
 
 
 def run(config: Config, run: Run) -> None:
