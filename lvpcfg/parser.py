@@ -45,8 +45,8 @@ from lvpcfg.trees.normalise import TOP
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
-SPANS = 1 << 17  # of the sentences of a batch, where charts are pruned
-TOKENS = 1 << 13
+SPANS = 1 << 19  # of the sentences of a batch, where charts are pruned
+TOKENS = 1 << 14
 THRESHOLD = 5e-5  # rules at splits with a smaller posterior are pruned
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
 

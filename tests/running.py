@@ -45,7 +45,7 @@ def begin(job, folder, printed=None, **options):
         "dtype": "float32",
         "threads": 1,
         "prune": 5e-5,
-        "batch_tokens": 8192,
+        "batch_tokens": 16384,
     }
     printed = StringIO() if printed is None else printed
     result = Run(Path(folder), Console(file=printed, width=120), config="seed: 0\n", command="lvpcfg job=train")

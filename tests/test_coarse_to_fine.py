@@ -204,7 +204,7 @@ def test_batches_have_so_many_words_at_the_most():
     assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[number] for number in batch) <= 7 for batch in batches)
     assert len(batches) < len(lengths)
-    with pytest.raises(InputError, match="batch_tokens is 0: expected a number of words, such as 8192"):
+    with pytest.raises(InputError, match="batch_tokens is 0: expected a number of words, such as 16384"):
         Parser(random_model(), batch_tokens=0)
 
 
