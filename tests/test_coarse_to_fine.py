@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import WITH_GRAMMAR, Posteriors, listable, make, small
+from nltk.tree import Tree
 from strategies import random_model
 
 from lvpcfg import InputError, Parser, corpus, train
@@ -206,6 +207,16 @@ def test_batches_have_so_many_words_at_the_most():
     assert len(batches) < len(lengths)
     with pytest.raises(InputError, match="batch_tokens is 0: expected a number of words, such as 16384"):
         Parser(random_model(), batch_tokens=0)
+
+
+def test_grammars_without_phrases_parse_single_words():
+    trees = [Tree.fromstring("(TOP (NN dog))")] * 3
+    models = [train(trees, estimator="em", states=2, iterations=2, seed=seed) for seed in (0, 1)]
+    for given in (models[0], models):
+        parser = Parser(given, device="cpu")
+        assert str(parser.parse(["dog"])) == "(TOP (NN dog))"
+        assert parser.parse(["dog", "dog"]).leaves() == ["dog", "dog"]
+        assert parser.counts.fallbacks == 1
 
 
 class TestProduct:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Block, Whole
 from lvpcfg.chart.forms import Dense, RuleTensors, quarters
 from lvpcfg.chart.kruskal import Kruskal
-from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.grammar import Grammar, within_padding
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 KINDS = (INNER, AFTER, BEFORE, WORDS)  # by whether the left and the right child are words
@@ -33,10 +33,7 @@ def exact(grammar: Grammar) -> RuleTensors:
         return torch.where(inside, first[symbols].unsqueeze(1) + place, past[symbols].unsqueeze(1)).to(device)
 
     def places(block: Tensor, kind: str, shape: tuple[int, int, int]) -> Tensor:
-        ma, mb, mc = m[rules[block]].view(-1, 3, 1, 1, 1).unbind(1)
-        x, y, z = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
-        place = begin[block].view(-1, 1, 1, 1) + (x * mb + y) * mc + z
-        place = torch.where((x < ma) & (y < mb) & (z < mc), place, beyond)  # [rules, x, y, z]
+        place = within_padding(begin[block], m[rules[block]], shape, beyond)
         order = {BEFORE: (0, 2, 1, 3), AFTER: (0, 3, 1, 2)}.get(kind, (0, 1, 2, 3))
         place = place.permute(order).flatten(2, 3)
         return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
-from lvpcfg.chart.forest import Forest, Plan, Tensors, pick, places
+from lvpcfg.chart.forest import Forest, Plan
 from lvpcfg.chart.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.stages import Stages
+from lvpcfg.chart.tiles import Tensors, pick, places
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.grammar.kruskal import Factors

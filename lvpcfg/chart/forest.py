@@ -19,7 +19,7 @@ a node on top, which has one state. Each node holds mantissas and an exponent, a
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lvpcfg.chart.tiles import KruskalForms, Shape, Tensors, Tiles, Weights, outer, pick
+from lvpcfg.grammar.grammar import within_padding
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
 
 BATCH = 250_000  # what another batch of edges costs, in multiplications
@@ -34,7 +36,6 @@ CHUNK = 1 << 20  # numbers held by one step
 NARROW = 0.7  # of the mean number of edges of a rule: tiles of Kruskal forms, which have less to fetch for each
 SMALL = 8  # multiplications of an edge: where there are no more, each edge is a tile
 NOTHING = -1e9  # the exponent of a node without derivations
-Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of Kruskal forms, 0 for tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,26 +54,6 @@ class Forest:
     right: Tensor
     leaves: Tensor  # [leaves]: nodes
     tops: Tensor  # [sentences]: nodes
-
-
-@dataclass(frozen=True, eq=False)
-class Tiles:
-    """Edges of rules of one shape (x, y, z), in tiles of edges of one rule."""
-
-    shape: int
-    unary: bool  # all right children are the constant 1, and are left out of the products
-    rule: Tensor  # [tiles]: among those of the shape
-    width: int
-    begin: int  # their first place in the `Layout`
-
-    def parts(self, size: int) -> Iterator["Tiles"]:
-        """So many tiles at a time."""
-        for first in range(0, len(self.rule), size):
-            yield replace(self, rule=self.rule[first : first + size], begin=self.begin + first * self.width)
-
-    def of(self, column: Tensor) -> Tensor:
-        """[tiles * width]: their places of a column."""
-        return column.narrow(0, self.begin, len(self.rule) * self.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,91 +86,6 @@ class Scores:
     exponent: Tensor
     log_z: Tensor
     projected: dict[int, tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True, eq=False)
-class Tensors:
-    """T of some rules, [rules, x, y * z]."""
-
-    values: Tensor
-
-    def of(self, rule: Tensor) -> "Tensors":
-        return Tensors(self.values.index_select(0, rule))
-
-    def parents(self, *children: Tensor) -> Tensor:
-        """T(y2, y3): [tiles, width, y] and [tiles, width, z] -> [tiles, width, x]."""
-        return torch.bmm(_outer(*children), self.values.transpose(1, 2))
-
-    def best_parents(self, *children: Tensor) -> Tensor:
-        """The same with the largest product instead of the sum."""
-        outer = _outer(*children)
-        return torch.stack([(outer * row.unsqueeze(1)).amax(2) for row in self.values.unbind(1)], 2)
-
-    def children(self, rows: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """T applied to all three, [tiles, width]; and T_(1,3)(y1, y3) and T_(1,2)(y1, y2), [tiles, width, x] -> [tiles,
-        width, y] and [tiles, width, z]."""
-        outer = torch.bmm(rows, self.values)
-        if right is None:
-            return (outer * left).sum(2), [outer]
-        outer = outer.unflatten(2, (left.shape[2], -1))
-        into_left = torch.matmul(outer, right.unsqueeze(3)).squeeze(3)
-        return (into_left * left).sum(2), [into_left, outer.mul_(left.unsqueeze(3)).sum(2)]
-
-
-@dataclass(frozen=True, eq=False)
-class KruskalForms:
-    """The same in Kruskal form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z].
-
-    Both passes take the children as V y2 and W y3 (`project`), which are made once.
-    """
-
-    factors: Factors
-
-    def of(self, rule: Tensor) -> "KruskalForms":
-        return KruskalForms(self.factors.map(lambda factor: factor.index_select(0, rule)))
-
-    def project(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """[tiles, width, rank]"""
-        return torch.bmm(left, self.factors.v.transpose(1, 2)), torch.bmm(right, self.factors.w.transpose(1, 2))
-
-    def parents(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.bmm(left * right, self.factors.u)
-
-    def best_parents(self, *children: Tensor) -> Tensor:
-        raise AssertionError("derivations are those of tensors: `Grammar.expanded`")
-
-    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, list[Tensor]]:
-        lanes = torch.bmm(rows, self.factors.u.transpose(1, 2))
-        into_left, into_right = right * lanes, left * lanes
-        return (into_left * left).sum(2), [torch.bmm(into_left, self.factors.v), torch.bmm(into_right, self.factors.w)]
-
-    def gradients(self, rows: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
-        """By U, V and W, for each tile."""
-        (v, w), lanes = self.project(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
-        pairs = ((v * w, rows), (w * lanes, left), (v * lanes, right))
-        return [torch.bmm(terms.transpose(1, 2), states) for terms, states in pairs]
-
-
-Weights = list[Tensors | KruskalForms]
-
-
-def pick(column: Tensor, index: Tensor) -> Tensor:
-    """column[index], several times as fast."""
-    return column.index_select(0, index)
-
-
-def places(chosen: Tensor) -> Tensor:
-    """Where a mask is true, counting all its dimensions as one; NumPy is three times as fast as torch at that."""
-    if chosen.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(chosen.numpy()))
-    return chosen.flatten().nonzero().squeeze(1)
-
-
-def _outer(left: Tensor, right: Tensor | None = None) -> Tensor:
-    """[tiles, width, y * z]"""
-    if right is None:
-        return left
-    return (left.unsqueeze(3) * right.unsqueeze(2)).flatten(2)
 
 
 class Plan:
@@ -226,7 +122,7 @@ class Plan:
         depth = torch.full((forest.nodes + 2,), len(depths), device=self.device).index_copy_(0, forest.parent, level)
         nodes = depth.argsort(stable=True).split(torch.bincount(depth, minlength=len(depths) + 1).tolist())
         self.levels = [
-            Level(tiles, tiles[0].begin, tiles[-1].begin + len(tiles[-1].rule) * tiles[-1].width - tiles[0].begin, some)
+            Level(tiles, tiles[0].begin, tiles[-1].end - tiles[0].begin, some)
             for tiles, some in zip(self.layout.tiles, nodes, strict=False)
         ]
 
@@ -327,11 +223,7 @@ class Plan:
 
     def _places(self, shape: Shape, layout: Tensor) -> Tensor:
         """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
-        x, y, z = (torch.arange(size, dtype=layout.dtype, device=self.device) for size in shape[:3])
-        x, y = x.view(-1, 1, 1), y.view(-1, 1)
-        start, mx, my, mz = layout.view(-1, 4, 1, 1, 1).unbind(1)
-        inside = (x < mx) & (y < my) & (z < mz)
-        return torch.where(inside, start + (x * my + y) * mz + z, self.size).flatten(2)
+        return within_padding(layout[:, 0], layout[:, 1:], shape[:3], self.size).flatten(2)
 
     def inside(self, weights: Weights, leaf: Tensor, best: bool = False) -> Scores:
         """`leaf` is [leaves, states]. With `best`, the best derivations instead of the sum of all."""
@@ -415,7 +307,7 @@ class Plan:
                 for into, found in zip(factors, rules.of(tiles.rule).gradients(rows, *children), strict=True):
                     into.narrow(2, 0, found.shape[2]).index_add_(0, tensors[:, 0], found.to(into.dtype))
                 continue
-            found = torch.bmm(rows.transpose(1, 2), _outer(*children))
+            found = torch.bmm(rows.transpose(1, 2), outer(*children))
             place = self._places(self.shapes[tiles.shape], tensors)
             total.index_add_(0, place.flatten(), found.flatten().double())
         return [total[:-1], *factors]

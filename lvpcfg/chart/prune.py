@@ -17,11 +17,12 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.build import kruskal, unary_closure
-from lvpcfg.chart.forest import Forest, pick, places
+from lvpcfg.chart.forest import Forest
 from lvpcfg.chart.inside import Chart
 from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
 from lvpcfg.chart.stages import Stages
+from lvpcfg.chart.tiles import pick, places
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.grammar.kruskal import Factors
 
@@ -142,9 +143,8 @@ class Coarse:
             with self.stages.stage("coarse"):
                 solutions = solve_outside(Problem(self.form, words, None if same else some), ones)
             for solution in solutions:
-                if (
-                    solution.chart.algebra is SUM
-                ):  # (what needs log-sum-exp is left without edges, and so to whole charts)
+                # What needs log-sum-exp is left without edges, and so to whole charts.
+                if solution.chart.algebra is SUM:
                     with self.stages.stage("gather"):
                         edges, nodes = self._survivors(solution, some[solution.sentences], threshold)
                     parts.append((edges, replace(nodes, sentence=numbers[solution.sentences[nodes.sentence]])))
@@ -201,7 +201,7 @@ class Coarse:
         term, posterior, *cells = self._terms(chart, below, first, threshold)
         for mode, table in enumerate((below, top, top)):
             factor = self.factors[mode].to(top.dtype)
-            for some in places(pick(self.mode, term) == mode).split(CHUNK // factor.shape[1]):
+            for some in places(pick(self.mode, term) == mode).split(CHUNK // max(1, factor.shape[1])):
                 rows = pick(table, pick(cells[mode], some)).mul_(pick(factor, pick(term, some)))
                 rows *= (pick(posterior, some) / rows.sum(1)).unsqueeze(1)
                 place = places(rows > threshold)
@@ -215,7 +215,7 @@ class Coarse:
         assert isinstance(form, Kruskal)
         general, after, *_ = form.kinds
         none = first[:0]
-        found = [(none, below[:0, 0], none, none, none)]
+        found = [(none, below.new_zeros(0), none, none, none)]
 
         def add(term: Tensor, posterior: Tensor, width: Tensor, row: Tensor, split: Tensor) -> None:
             parent, left, right = (pick(first, part - 1) + row for part in (width, split, width - split))
@@ -234,9 +234,8 @@ class Coarse:
             width = torch.searchsorted(first, cell, right=True)
             row, joint, share = cell - pick(first, width - 1), pick(joint, place), pick(share.view(-1), place)
             one = places(term >= general)
-            split = torch.where(
-                pick(term, one) < general + after, pick(width, one) - 1, 1
-            )  # the word is last, or first
+            word_is_last = pick(term, one) < general + after
+            split = torch.where(word_is_last, pick(width, one) - 1, 1)
             add(pick(term, one), pick(joint, one), pick(width, one), pick(row, one), split)
             many = places(term < general)
             sizes = torch.bincount(pick(width, many), minlength=chart.length + 1).tolist()

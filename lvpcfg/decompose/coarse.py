@@ -30,4 +30,6 @@ def with_cover(model: Model) -> Model:
 def coarse_cover(grammar: Grammar) -> Factors:
     grammar = grammar.expanded()
     coarsest = projected(grammar, expected_states(grammar), torch.zeros_like(grammar.symbol_of_state))
-    return cover_by_kind(rule_tensor(coarsest.grammar))
+    cover = cover_by_kind(rule_tensor(coarsest.grammar))
+    # A grammar without binary rules gets a term that is zero.
+    return cover if cover.rank else cover.map(lambda factor: factor.new_zeros(1, factor.shape[1]))

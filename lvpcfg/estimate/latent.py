@@ -18,7 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.forest import Forest, Plan, Tensors, log_likelihood
+from lvpcfg.chart.forest import Forest, Plan, log_likelihood
+from lvpcfg.chart.tiles import Tensors
 from lvpcfg.estimate.observed import observed_forest
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, emissions

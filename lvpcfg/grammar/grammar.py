@@ -175,7 +175,10 @@ def within_padding(starts: Tensor, sizes: Tensor, shape: Sequence[int], nowhere:
     place = torch.zeros_like(starts).view(-1, *ones)
     inside = place == 0
     for mode, (size, padded) in enumerate(zip(sizes.unbind(1), shape, strict=True)):
-        number, size = torch.arange(padded, device=starts.device).view(-1, *ones[mode + 1 :]), size.view(-1, *ones)
+        number, size = (
+            torch.arange(padded, dtype=starts.dtype, device=starts.device).view(-1, *ones[mode + 1 :]),
+            size.view(-1, *ones),
+        )
         place, inside = place * size + number, inside & (number < size)
     return torch.where(inside, place + starts.view(-1, *ones), nowhere)
 

@@ -1,0 +1,121 @@
+"""Edges of a forest in tiles of one rule each, and what rules do to them: as tensors, or in Kruskal form."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lvpcfg.grammar.kruskal import Factors
+
+Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of Kruskal forms, 0 for tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Edges of rules of one shape (x, y, z), in tiles of edges of one rule."""
+
+    shape: int
+    unary: bool  # all right children are the constant 1, and are left out of the products
+    rule: Tensor  # [tiles]: among those of the shape
+    width: int
+    begin: int  # their first place in the `Layout`
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.rule) * self.width
+
+    def parts(self, size: int) -> Iterator["Tiles"]:
+        """So many tiles at a time."""
+        for first in range(0, len(self.rule), size):
+            yield replace(self, rule=self.rule[first : first + size], begin=self.begin + first * self.width)
+
+    def of(self, column: Tensor) -> Tensor:
+        """[tiles * width]: their places of a column."""
+        return column.narrow(0, self.begin, len(self.rule) * self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """T of some rules, [rules, x, y * z]."""
+
+    values: Tensor
+
+    def of(self, rule: Tensor) -> "Tensors":
+        return Tensors(self.values.index_select(0, rule))
+
+    def parents(self, *children: Tensor) -> Tensor:
+        """T(y2, y3): [tiles, width, y] and [tiles, width, z] -> [tiles, width, x]."""
+        return torch.bmm(outer(*children), self.values.transpose(1, 2))
+
+    def best_parents(self, *children: Tensor) -> Tensor:
+        """The same with the largest product instead of the sum."""
+        products = outer(*children)
+        return torch.stack([(products * row.unsqueeze(1)).amax(2) for row in self.values.unbind(1)], 2)
+
+    def children(self, rows: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """T applied to all three, [tiles, width]; and T_(1,3)(y1, y3) and T_(1,2)(y1, y2), [tiles, width, x] -> [tiles,
+        width, y] and [tiles, width, z]."""
+        both = torch.bmm(rows, self.values)
+        if right is None:
+            return (both * left).sum(2), [both]
+        both = both.unflatten(2, (left.shape[2], -1))
+        into_left = torch.matmul(both, right.unsqueeze(3)).squeeze(3)
+        return (into_left * left).sum(2), [into_left, both.mul_(left.unsqueeze(3)).sum(2)]
+
+
+@dataclass(frozen=True, eq=False)
+class KruskalForms:
+    """The same in Kruskal form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z].
+
+    Both passes take the children as V y2 and W y3 (`project`), which are made once.
+    """
+
+    factors: Factors
+
+    def of(self, rule: Tensor) -> "KruskalForms":
+        return KruskalForms(self.factors.map(lambda factor: factor.index_select(0, rule)))
+
+    def project(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """[tiles, width, rank]"""
+        return torch.bmm(left, self.factors.v.transpose(1, 2)), torch.bmm(right, self.factors.w.transpose(1, 2))
+
+    def parents(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.bmm(left * right, self.factors.u)
+
+    def best_parents(self, *children: Tensor) -> Tensor:
+        raise AssertionError("derivations are those of tensors: `Grammar.expanded`")
+
+    def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, list[Tensor]]:
+        lanes = torch.bmm(rows, self.factors.u.transpose(1, 2))
+        into_left, into_right = right * lanes, left * lanes
+        return (into_left * left).sum(2), [torch.bmm(into_left, self.factors.v), torch.bmm(into_right, self.factors.w)]
+
+    def gradients(self, rows: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
+        """By U, V and W, for each tile."""
+        (v, w), lanes = self.project(left, right), torch.bmm(rows, self.factors.u.transpose(1, 2))
+        pairs = ((v * w, rows), (w * lanes, left), (v * lanes, right))
+        return [torch.bmm(terms.transpose(1, 2), states) for terms, states in pairs]
+
+
+Weights = list[Tensors | KruskalForms]
+
+
+def pick(column: Tensor, index: Tensor) -> Tensor:
+    """column[index], several times as fast."""
+    return column.index_select(0, index)
+
+
+def places(chosen: Tensor) -> Tensor:
+    """Where a mask is true, counting all its dimensions as one; NumPy is three times as fast as torch at that."""
+    if chosen.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(chosen.numpy()))
+    return chosen.flatten().nonzero().squeeze(1)
+
+
+def outer(left: Tensor, right: Tensor | None = None) -> Tensor:
+    """[tiles, width, y * z]"""
+    if right is None:
+        return left
+    return (left.unsqueeze(3) * right.unsqueeze(2)).flatten(2)
