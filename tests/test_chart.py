@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from nltk.parse.pchart import InsideChartParser
 from nltk.parse.viterbi import ViterbiParser
 
-from lvpcfg.chart import algebra, build, decode
-from lvpcfg.chart.algebra import SUM
+from lvpcfg.chart import algebra, build, decode, potentials
 from lvpcfg.chart.blocks import Block
 from lvpcfg.chart.build import dense, exact, kruskal
 from lvpcfg.chart.decode import (
@@ -454,11 +453,11 @@ class TestUnderflow:
     def test_that_shows_in_the_outside_pass_alone(self):
         """Eighteen words as A or as B, and then a choice: what B lost in its cell it makes up for above.
 
-        S -> C Z | D Z 1e-18, where C holds B and D holds A.
+        S -> C Z 1e18 | D Z, where C holds B and D holds A.
         """
         a, b = ([(p, x, y, 0.5) for x in (p, "X" + p) for y in (p, "X" + p)] for p in "AB")
-        above = [("C1", "PB", "Z", 1.0), ("C2", "C1", "Z", 1.0), ("S", "C2", "Z", 1.0)]
-        below = [("D1", "PA", "Z", 1e-18), ("D2", "D1", "Z", 1e-18), ("S", "D2", "Z", 1e-18)]
+        above = [("C1", "PB", "Z", 1e18), ("C2", "C1", "Z", 1e18), ("S", "C2", "Z", 1e18)]
+        below = [("D1", "PA", "Z", 1.0), ("D2", "D1", "Z", 1.0), ("S", "D2", "Z", 1.0)]
         first = [("PA", "L", "A", 1.0), ("PB", "L", "B", 1.0)]
         inner = ["S", "A", "B", "PA", "PB", "C1", "C2", "D1", "D2"]
         grammar = plain_grammar(inner, ["XA", "XB", "L", "Z"], [*a, *b, *first, *above, *below])
@@ -488,11 +487,51 @@ class TestUnderflow:
         assert log_z.item() == pytest.approx(log_z_of_losing(leaf), rel=1e-6)
         assert sign.item() == 1
 
-    def test_of_rows_leaves_no_infinite_factor(self):
-        row, scale, exponent = SUM.normalise(torch.tensor([[0.0, 1e-40], [0.0, 0.0], [3.0, 0.5]]))
-        assert row.isfinite().all()
-        assert torch.equal(row / scale, torch.tensor([[0.0, 1e-40], [0.0, 0.0], [3.0, 0.5]]))
-        assert exponent.flatten().tolist() == [-126, -math.inf, 1]
+    @pytest.mark.parametrize("length", [40, 200])
+    @pytest.mark.parametrize("unlikely", [1e-3, 1e-12])
+    def test_of_a_part_of_the_sentence_is_seen(self, length, unlikely):
+        """Half of the words make phrases that are far less probable than those of the other half."""
+        half = length // 2
+        rules = [("S", "A", "B", 1.0)]
+        for phrase, tag, p in (("A", "X", 0.5), ("B", "Y", unlikely)):
+            rules += [(phrase, tag, phrase, p), (phrase, tag, tag, p)]
+        form = exact(plain_grammar(["S", "A", "B"], ["X", "Y"], rules).to(dtype=torch.float32))
+        leaf = torch.zeros(length, 1, 2)
+        leaf[:half, :, 0] = leaf[half:, :, 1] = 0.1
+        log_z = log_partition(form, leaf)[0].item()
+        expected = length * math.log(0.1) + (half - 1) * (math.log(0.5) + math.log(unlikely))
+        assert log_z == pytest.approx(expected, abs=2e-3)
+        posteriors = marginals(form, leaf)
+        assert posteriors.top[0, 0, half - 1, 1].item() == pytest.approx(1, abs=1e-3)
+        assert posteriors.top[0, half, length - 1, 2].item() == pytest.approx(1, abs=1e-3)
+
+
+class TestPotentials:
+    def test_of_words_are_those_of_the_likeliest_states(self):
+        words = torch.tensor([[[0.0, 1e-40]], [[0.0, 0.0]], [[3.0, 0.5]], [[-0.3, 0.1]]])
+        potential = potentials.of_words(words)
+        assert potential.diff(dim=0).flatten().tolist() == [-126, 0, 1, -2]
+        assert (words.flatten(0, 1) * potentials.scales(potential, 1)).isfinite().all()
+
+    def test_of_parts_add_up_to_those_of_the_whole(self):
+        potential = potentials.of_spans(torch.rand(6, 2, 3), 4, 9)
+        one, two, both = (potentials.scales(potential, width).view(-1, 2) for width in (3, 4, 7))
+        assert torch.equal(one[:3] * two[3:], both)
+
+    def test_of_sentences_without_such_spans_change_nothing(self):
+        spans = torch.rand(3, 2, 4)
+        spans[:, 1] = 0
+        potential = potentials.of_spans(spans, 2, 4)
+        assert not potential[:, 1].any()
+
+    def test_keep_ordinary_charts_far_from_the_ends_of_the_range(self):
+        """Whatever a word takes: 200 words, of 1e-30 each, and rules of 1e-6."""
+        rules = [("S", x, y, 1e-6) for x in ("S", "X") for y in ("S", "X")]
+        form = exact(plain_grammar(["S"], ["X"], rules).to(dtype=torch.float32))
+        chart = Chart(form, torch.full((200, 1, 1), 1e-30))
+        assert chart.log_z.item() < -16000
+        assert chart.bottom.whole[200:].min() > 1e-12
+        assert chart.bottom.whole.max() < 1e12
 
 
 def change_of_basis(case: Case, leaf: torch.Tensor, seed: int) -> tuple[Case, torch.Tensor]:
@@ -607,16 +646,16 @@ class TestChangeOfBasis:
         # Trees may have the same recall, since symbols of the binarisation count for nothing.
         assert torch.allclose(*(symbol_chart(*one, RECALL).worth for one in ((case, leaf), (other, words))), rtol=1e-8)
 
-    @pytest.mark.parametrize("fault", ["unaligned", "swapped"])
+    @pytest.mark.parametrize("fault", ["squared", "swapped"])
     def test_shows_a_broken_outside_pass(self, fault, monkeypatch):
         undo = Block.undo
 
-        def broken(self, one, two, align, weights, gradient, into, add):
-            if fault == "unaligned":
-                align = torch.ones_like(align)
+        def broken(self, one, two, weights, gradient, into, add):
+            if fault == "squared":
+                two = two * two
             elif self.kind == "inner":
                 into = (into[1], into[0])
-            undo(self, one, two, align, weights, gradient, into, add)
+            undo(self, one, two, weights, gradient, into, add)
 
         monkeypatch.setattr(Block, "undo", broken)
         case = make("rule tensors, unary")

@@ -1,8 +1,8 @@
 """The arithmetic of charts: what "sum" and "product" mean while one routine fills the cells.
 
-`SUM` is ordinary arithmetic on scaled numbers: a cell is a mantissa vector times a power of two, so that
-all the work inside is plain matrix multiplication while the chart as a whole lives in log space. The
-others work on logarithms and are slower: `LOG` where even float64 mantissas underflow, `MAX` for the best
+`SUM` is ordinary arithmetic: cells are scaled by powers of two (`potentials.py`), so that all the work inside
+is plain matrix multiplication while the chart as a whole lives in log space. The others work on logarithms and
+are slower: `LOG` where even float64 mantissas underflow, `MAX` for the best
 derivation, `Sample` for random ones, `Expectation` for entropies and divergences.
 
 Derivations come out as gradients: d total / d value is 1 where the value is used and 0 elsewhere, since
@@ -26,7 +26,7 @@ CHUNK = 1 << 24  # numbers held at once by a product in a logarithmic algebra
 
 
 class Sum:
-    """Real numbers, positive or not, as mantissa * 2^exponent with one exponent a cell."""
+    """Real numbers, positive or not."""
 
     lead: tuple[int, ...] = ()
 
@@ -53,10 +53,9 @@ class Sum:
             return torch.bmm(x.expand(len(y), -1, -1) if len(x) == 1 else x, y)
         return torch.matmul(x, y)
 
-    def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """[..., k, lanes] twice -> [..., lanes], summed over k, with `weights` [..., k, 1]."""
-        product = x * y
-        return product.sum(-2) if weights is None else self.matmul(weights.transpose(-1, -2), product).squeeze(-2)
+    def dot(self, x: Tensor, y: Tensor) -> Tensor:
+        """[..., k, lanes] twice -> [..., lanes], summed over k."""
+        return (x * y).sum(-2)
 
     def collect(self, rows: Tensor, target: Tensor, sources: Tensor) -> Tensor:
         """[rows, cells] -> [targets, cells]: the sum of the rows of each target."""
@@ -64,31 +63,6 @@ class Sum:
 
     def keep(self, x: Tensor, allowed: Tensor) -> Tensor:
         return x * allowed
-
-    def normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rescales each row by a power of two, so that its largest entry is in [1, 2).
-
-        Returns the rows, what they were multiplied by [rows, 1], and the exponent they count with from now on: -inf
-        for rows of zeros, which have no say in the scale of others.
-        """
-        if not x.shape[-1]:  # a grammar without interminals
-            return x, x.new_ones(*x.shape[:-1], 1), x.new_full((*x.shape[:-1], 1), -math.inf)
-        largest = x.abs().amax(-1, keepdim=True)
-        shift = largest.log2().floor_().clamp_min_(-126)  # a larger factor would not be a float32
-        scale = torch.exp2(-shift)
-        return x * scale, scale, shift.masked_fill_(largest.logical_not(), -math.inf)
-
-    def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
-        """[cells, splits, 1] -> the weights that bring the splits to one exponent, and that exponent, [cells, 1]."""
-        largest = exponents.amax(-2, keepdim=True)
-        return torch.exp2(exponents - largest.clamp_min(-1e30)), largest.squeeze(-2)
-
-    def scale(self, x: Tensor, weights: Tensor) -> Tensor:
-        return x * weights
-
-    def unscale(self, gradient: Tensor, scale: Tensor) -> Tensor:
-        """Backwards through `normalise`."""
-        return gradient * scale
 
     def log(self, total: Tensor, exponent: Tensor) -> Tensor:
         """log |total * 2^exponent| in double precision."""
@@ -144,7 +118,7 @@ class Log:
         product: Tensor = _Matmul.apply(*flat, self)
         return product.reshape(*shape, *product.shape[-2:])
 
-    def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    def dot(self, x: Tensor, y: Tensor) -> Tensor:
         return self.sum((x + y).transpose(-1, -2))
 
     def collect(self, rows: Tensor, target: Tensor, sources: Tensor) -> Tensor:
@@ -154,19 +128,6 @@ class Log:
 
     def keep(self, x: Tensor, allowed: Tensor) -> Tensor:
         return torch.where(allowed, x, self.zeros(x, *[1] * (x.dim() - len(self.lead))))
-
-    def normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        nothing = x.new_zeros(()).expand(*x.shape[len(self.lead) : -1], 1)
-        return x, nothing, nothing
-
-    def align(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
-        return exponents, exponents.amax(-2)
-
-    def scale(self, x: Tensor, weights: Tensor) -> Tensor:
-        return x
-
-    def unscale(self, gradient: Tensor, scale: Tensor) -> Tensor:
-        return gradient
 
     def log(self, total: Tensor, exponent: Tensor) -> Tensor:
         return total.to(torch.float64)
@@ -264,7 +225,7 @@ class _Parts(Log):
         x, y = self._aligned(x.unsqueeze(-2), y.transpose(-1, -2).unsqueeze(-3))
         return self.sum(self.combine(x, y))
 
-    def dot(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    def dot(self, x: Tensor, y: Tensor) -> Tensor:
         return self.sum(self.times(x, y).transpose(-1, -2))
 
     def _aligned(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,7 @@ class Best:
         """The best pairs of children: score, width of the left one, rank, and both as arguments of `Open`."""
         chart, form = self.chart, self.form
         if isinstance(form, Kruskal):
-            left, right, _ = chart.operands(0, width)
+            left, right = chart.operands(0, width)
             joint = left[cell] + right[cell] + form.weights[0][:, bottom]  # [splits, rank]
             scores, places = self._largest(joint)
             ranks = len(form.weights[0])

@@ -59,21 +59,21 @@ class Block:
         picked = select(word, self.left if self.kind == BEFORE else self.right)
         return torch.bmm(picked.transpose(1, 2), gradient.flatten(2))
 
-    def apply(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+    def apply(self, algebra: Algebra, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
         """The parent cells, [cells, states].
 
         `one` and `two` are the left and right children, [cells, splits, lanes], or the rules with a word filled
-        in and the other child, [cells, lanes]; `align` brings the splits to one exponent.
+        in and the other child, [cells, lanes].
         """
-        rows = self.rows(algebra, one, two, align, weights)
+        rows = self.rows(algebra, one, two, weights)
         flat = rows.transpose(-1, -2).flatten(-3, -2)  # [rules * x, cells]
         return algebra.collect(flat, self.parent.flatten(), self.sources).transpose(-1, -2)
 
-    def rows(self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+    def rows(self, algebra: Algebra, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
         """What each rule brings to its parent, [rules, cells, x]."""
         if self.kind in (BEFORE, AFTER):
-            return _product(algebra, self._rest(algebra.scale(two, align)), one.transpose(-1, -2)).squeeze(-2)
-        left, right = self._children(algebra.scale(one, align), two)
+            return _product(algebra, self._rest(two), one.transpose(-1, -2)).squeeze(-2)
+        left, right = self._children(one, two)
         return _product(algebra, self._outer(algebra, left, right), weights.transpose(-1, -2))
 
     def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
@@ -103,7 +103,6 @@ class Block:
         self,
         one: Tensor,
         two: Tensor,
-        align: Tensor,
         weights: Tensor,
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
@@ -117,13 +116,12 @@ class Block:
         into_one, into_two = into
         rows = select(gradient, self.parent)  # [rules, cells, x]
         if self.kind in (BEFORE, AFTER):
-            rest, rows = self._rest(two * align), rows.unsqueeze(-2)
+            rest, rows = self._rest(two), rows.unsqueeze(-2)
             into_one.addcmul_(rows.transpose(-1, -2), rest)
             picked = _product(SUM, rows, one)
-            other = _deposit(picked.squeeze(-2), self.right if self.kind == BEFORE else self.left, two.shape[-1])
-            into_two.addcmul_(other, align)
+            into_two.add_(_deposit(picked.squeeze(-2), self.right if self.kind == BEFORE else self.left, two.shape[-1]))
             return
-        left, right = self._children(one * align, two)
+        left, right = self._children(one, two)
         if add is not None:
             add(rows.transpose(-1, -2), self._outer(SUM, left, right))
         outer = _product(SUM, rows, weights)  # [rules, cells, y * z]
@@ -134,18 +132,18 @@ class Block:
             left, right = outer * right, outer * left
         else:
             left, right = torch.matmul(outer, right.transpose(-1, -2)).transpose(-1, -2), torch.matmul(left, outer)
-        into_one.addcmul_(_deposit(left, self.left, one.shape[-1], 2), align)
+        into_one.add_(_deposit(left, self.left, one.shape[-1], 2))
         into_two.add_(_deposit(right, self.right, two.shape[-1], 2))
 
-    def anchored(self, outside: Tensor, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+    def anchored(self, outside: Tensor, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
         """sum over states of O(parent) T I(left) I(right), [rules, cells, splits].
 
         `outside` is [cells, states], the derivative of log Z: these are posteriors.
         """
         parent = select(outside, self.parent)  # [rules, cells, x]
         if self.kind != INNER:
-            return (parent * self.rows(SUM, one, two, align, weights)).sum(-1, keepdim=True)
-        left, right = self._children(one * align, two)
+            return (parent * self.rows(SUM, one, two, weights)).sum(-1, keepdim=True)
+        left, right = self._children(one, two)
         lifted = _product(SUM, parent, weights)  # [rules, cells, y * z]
         if lifted.shape[-1] == 1:
             product = (left * right).squeeze(-1)
@@ -198,13 +196,11 @@ class Whole:
         """[states of the word, x * states of the other child]"""
         return weights.flatten(-3, -2).transpose(-1, -2) if self.kind == AFTER else weights.flatten(-2)
 
-    def apply(
-        self, algebra: Algebra, one: Tensor, two: Tensor, align: Tensor, weights: Tensor, room: Tensor | None = None
-    ) -> Tensor:
+    def apply(self, algebra: Algebra, one: Tensor, two: Tensor, weights: Tensor, room: Tensor | None = None) -> Tensor:
         """The parent cells, [cells, x]; arguments as those of a `Block`, and room for products."""
         if self.filled:
-            return algebra.matmul(algebra.scale(two, align).unsqueeze(-2), one.transpose(-1, -2)).squeeze(-2)
-        left = algebra.scale(one, align).transpose(-1, -2)
+            return algebra.matmul(two.unsqueeze(-2), one.transpose(-1, -2)).squeeze(-2)
+        left = one.transpose(-1, -2)
         room = None if room is None else room.view(-1, *self.shape[1:])
         # [cells, y, z]: the children's states, summed over the splits
         outer = algebra.matmul(left, two) if room is None else torch.bmm(left, two, out=room)
@@ -214,7 +210,6 @@ class Whole:
         self,
         one: Tensor,
         two: Tensor,
-        align: Tensor,
         weights: Tensor,
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
@@ -228,17 +223,16 @@ class Whole:
         """
         into_one, into_two = into
         if self.filled:
-            torch.mul(gradient, align, out=into_one)
-            into_two.add_(torch.bmm(into_one.unsqueeze(-2), one).squeeze(-2))
+            into_one.copy_(gradient)
+            into_two.add_(torch.bmm(gradient.unsqueeze(-2), one).squeeze(-2))
             return
-        one = one * align
         assert room is not None
         outer = room.view(-1, *self.shape[1:])  # [cells, y, z]
         if add is not None:
             torch.bmm(one.transpose(-1, -2), two, out=outer)
             add(gradient.T, room)
         torch.mm(gradient, weights.narrow(0, 0, self.shape[0]), out=room)
-        into_one.addcmul_(torch.bmm(two, outer.transpose(-1, -2)), align)
+        into_one.add_(torch.bmm(two, outer.transpose(-1, -2)))
         into_two.add_(torch.bmm(one, outer))
 
     def chosen(self, weights: Tensor, rule: Tensor, x: Tensor) -> Tensor:
@@ -257,9 +251,9 @@ class Whole:
             return torch.mm(gradient.flatten(1).T, word).unflatten(0, gradient.shape[1:])
         return torch.mm(word.T, gradient.flatten(1)).unflatten(1, gradient.shape[1:])
 
-    def anchored(self, outside: Tensor, one: Tensor, two: Tensor, align: Tensor, weights: Tensor) -> Tensor:
+    def anchored(self, outside: Tensor, one: Tensor, two: Tensor, weights: Tensor) -> Tensor:
         """As of a `Block`, [1, cells, splits]."""
         if self.filled:
-            return (outside * self.apply(SUM, one, two, align, weights)).sum(-1, keepdim=True).unsqueeze(0)
+            return (outside * self.apply(SUM, one, two, weights)).sum(-1, keepdim=True).unsqueeze(0)
         lifted = torch.mm(outside, weights.narrow(0, 0, self.shape[0])).unflatten(-1, self.shape[1:])  # [cells, y, z]
-        return (torch.bmm(one * align, lifted) * two).sum(-1).unsqueeze(0)
+        return (torch.bmm(one, lifted) * two).sum(-1).unsqueeze(0)

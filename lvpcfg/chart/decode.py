@@ -132,7 +132,7 @@ class SymbolChart:
     def _fill(self, width: int) -> None:
         chart, form, outside = self.chart, self.form, self.outside
         bottom = self.symbols.phrases(chart.bottom[width - 1] * outside.bottom[width - 1])
-        beta = form.pad(SUM, SUM.unscale(outside.bottom[width - 1], chart.scale[width - 1]))
+        beta = form.pad(SUM, outside.bottom[width - 1])
         values, splits, rules = [], [], []
         for term in form.terms(width):
             block = form.blocks[term]

@@ -19,14 +19,13 @@ class Pairs:
         self.form, self.width, block = form, width, form.blocks[term]
         self.kind = block.kind
         if self.kind == INNER:
-            left, right, self.align = (operand.index_select(0, cell) for operand in chart.operands(term, width))
+            left, right = (operand.index_select(0, cell) for operand in chart.operands(term, width))
         else:
             words = form.pad(chart.algebra, chart.word_top)
             first, last = (chart.window(words, width, side, -2) for side in (BEFORE, AFTER))
             left = chart.spans.rest(width, AFTER) if self.kind == AFTER else first
             right = chart.spans.rest(width, BEFORE) if self.kind == BEFORE else last
             left, right = left.index_select(0, cell).unsqueeze(1), right.index_select(0, cell).unsqueeze(1)
-            self.align = left.new_ones(1)
         self.y: Tensor | None = None  # [choices, y]: the states of the children, if not all in order
         self.z: Tensor | None = None
         if isinstance(block, Whole):

@@ -19,7 +19,7 @@ states for each symbol, or one dense tensor (one symbol whose states are all the
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,13 +103,14 @@ class RuleTensors(Form):
             if width >= least[block.kind] and (block.kind != WORDS or width == 2)
         ]
 
-    projects = False
+    projects, terms_lifted = False, 0
+    beside: ClassVar[tuple[int, ...]] = ()
 
     @property
     def lanes(self) -> int:
         return self.interminals + self.padded
 
-    def lift(self, algebra: Algebra, combined: Tensor, width: int) -> Tensor:
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
         return combined
 
     def table_of(self, term: int) -> int:

@@ -4,11 +4,10 @@
 
 (Cohen & Collins 2012, figure 2.) Finished cells are kept twice, by (start, width) and by (end, width counted
 down), so that the left children of all splits of all spans of a width are one contiguous view, and the right
-children another. A cell is a row of mantissas with an exponent of two; exponents are constants to the
-derivative, since any choice of them stands for the same number.
+children another. Cells are scaled by powers of two (`potentials.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lvpcfg.chart import potentials
 from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Whole
 from lvpcfg.chart.forms import RuleTensors
@@ -117,6 +117,29 @@ class Spans:
         return self.right.narrow(-3, 0, words).narrow(-2, 1, widths)
 
 
+class Layer:
+    """Numbers for the cells of a chart, [(parts,) cells, lanes] in one tensor; those of each width as views of it."""
+
+    def __init__(self, like: Tensor, lead: tuple[int, ...], sizes: Sequence[int], lanes: int) -> None:
+        self.whole = like.new_empty((*lead, sum(sizes), lanes))
+        self.widths = self.whole.split(list(sizes), -2)
+
+    @property
+    def wider(self) -> Tensor:
+        """All but the narrowest."""
+        narrowest, cells = self.widths[0].shape[-2], self.whole.shape[-2]
+        return self.whole.narrow(-2, narrowest, cells - narrowest)
+
+    def __getitem__(self, place: int) -> Tensor:
+        return self.widths[place]
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.widths)
+
+
 @dataclass(frozen=True, eq=False)
 class Allowed:
     """Which states spans may have, bool [starts, batch, widths, states]: in the bottom layer (binary rules and
@@ -148,26 +171,32 @@ class Chart:
         form = form.prepared(algebra)
         self.form, self.algebra, self.lengths, self.allowed = form, algebra, lengths, allowed
         self.length, self.batch = leaf.shape[-3], leaf.shape[-2]
-        self.bottom: list[Tensor] = []  # for each width, [cells, interminal states]: binary rules
-        self.top: list[Tensor] = []  # for each width, [cells, interminal states]: unary rules over those
-        self.exponent: list[Tensor] = []  # for each width, [cells, 1]
-        self.scale: list[Tensor] = []  # for each width, [cells, 1]: what the cell was multiplied by as it was written
-        self.align: list[Tensor] = [leaf]  # for each width, [cells, splits, 1]: brings the splits to one exponent
-        self.combined: list[Tensor] = []  # for each width from 2, [cells, lanes], where the form lifts them to states
-        self.beside: list[list[Tensor]] = []  # for each width, what `project` found beside the lanes
         self._tables: list[Tensor] | None = None
-        self._operands: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._operands: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._room: Tensor | None = None
         with written_out(algebra):
-            empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all of it
-            lanes = form.lanes
-            self.spans = Spans.made(lambda shape: empty((*algebra.lead, *shape)), self.length, self.batch, lanes)
-            self.exponents = Spans.made(leaf.new_empty, self.length, self.batch, 1)
+            self._make_room(leaf)
             self._read_words(leaf)
             for width in range(2, self.length + 1):
                 self._fill(width)
             self._finish()
         self.forget()
+
+    def _make_room(self, leaf: Tensor) -> None:
+        form, lead = self.form, self.algebra.lead
+        empty = leaf.new_zeros if form.table_size else leaf.new_empty  # the outside pass multiplies all of it
+        self.spans = Spans.made(lambda shape: empty((*lead, *shape)), self.length, self.batch, form.lanes)
+        self.bottom = self.layer(leaf, form.interminals)  # for each width, binary rules
+        self.top = self.bottom  # for each width, unary rules over those
+        if form.closure is not None or self.allowed is not None:
+            self.top = self.layer(leaf, form.interminals)
+        if form.projects:
+            self.combined = self.layer(leaf, form.terms_lifted, 2)  # for each width from 2, what is lifted to states
+        self.beside = [self.layer(leaf, lanes) for lanes in form.beside]  # what `project` finds beside the lanes
+
+    def layer(self, like: Tensor, lanes: int, narrowest: int = 1) -> Layer:
+        sizes = [(self.length - width + 1) * self.batch for width in range(narrowest, self.length + 1)]
+        return Layer(like, self.algebra.lead, sizes, lanes)
 
     @property
     def tables(self) -> list[Tensor]:
@@ -184,32 +213,79 @@ class Chart:
 
     def _read_words(self, leaf: Tensor) -> None:
         """Width 1: words as children of binary rules, filled into the rules, and under unary rules."""
-        algebra, form = self.algebra, self.form
-        word, scale, exponent = algebra.normalise(leaf.flatten(-3, -2))
+        algebra, form, word = self.algebra, self.form, leaf.flatten(-3, -2)
+        self.potential = leaf.new_zeros(self.length + 1, self.batch)
+        if algebra is SUM:
+            self.potential = potentials.of_words(leaf)
+            word = word * potentials.scales(self.potential, 1)
         self.word = self.keep(word, "bottom", 1, words=True)
         self.word_top = self.keep(self.word, "top", 1, words=True)
-        top = algebra.zeros(leaf, len(exponent), form.interminals)
+        top = algebra.zeros(leaf, self.length * self.batch, form.interminals)
         if form.promotion is not None:
             top = self.keep(algebra.matmul(self.word, form.promotion), "top", 1)
         lanes, self._tables = form.words(algebra, self.word_top, top)
-        self.beside.append(form.project(algebra, top)[1] if isinstance(form, KruskalByKind) else [])
-        self._write(top, top, scale, exponent, lanes)
+        self.bottom[0].copy_(top)
+        self.top[0].copy_(top)
+        if lanes is not None:
+            self.spans.own(1).copy_(lanes)
+        if form.beside:
+            for layer, found in zip(self.beside, form.project(algebra, top)[1], strict=True):
+                layer[0].copy_(found)
 
     def _fill(self, width: int) -> None:
-        algebra, form = self.algebra, self.form
-        align, exponent = algebra.align(torch.add(*self.exponents.children(width, 1)))
-        self.align.append(align)
+        algebra, form, bottom, top = self.algebra, self.form, self.bottom[width - 1], self.top[width - 1]
         parts = [self.apply(term, width) for term in form.terms(width)]
-        combined = form.add(algebra, parts or [algebra.zeros(self.word, len(exponent), form.interminals)])
+        combined = form.add(algebra, parts or [algebra.zeros(self.word, bottom.shape[-2], form.interminals)])
         if form.projects:
-            self.combined.append(combined)
-        cell, scale, taken = algebra.normalise(self.keep(form.lift(algebra, combined, width), "bottom", width))
-        top = self._unary(cell, form.closure, width)
-        lanes = None
+            self.combined[width - 2].copy_(combined)
+        bottom.copy_(self.keep(self._lifted(combined, width), "bottom", width))
+        if form.closure is not None:
+            top.copy_(self.keep(algebra.matmul(bottom, form.closure), "top", width))
+        elif top is not bottom:
+            top.copy_(self.keep(bottom, "top", width))
+        if algebra is SUM and width in potentials.WIDTHS:
+            self._settle(width)
         if width < self.length:
             lanes, beside = form.project(algebra, top)
-            self.beside.append(beside)
-        self._write(cell, top, scale, exponent + taken, lanes)
+            self.spans.own(width, lanes.shape[-1]).copy_(lanes)
+            for layer, found in zip(self.beside, beside, strict=True):
+                layer[width - 1].copy_(found)
+
+    def _lifted(self, combined: Tensor, width: int) -> Tensor:
+        form = self.form
+        cells = form.lift(self.algebra, combined)
+        if width == 2 and isinstance(form, KruskalByKind):
+            self.pairs = torch.mul(*self.pair_of_words(self.tables))
+            cells.addmm_(self.pairs, form.weights[3])
+        return cells
+
+    def pair_of_words(self, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What belongs to the first and to the last word of the spans of two, where tables of theirs are the last."""
+        first, last = tables[-2:]
+        return self.window(first, 2, BEFORE, -2), self.window(last, 2, AFTER, -2)
+
+    def _settle(self, width: int) -> None:
+        """Scales all that is finished by what the spans of this width show."""
+        spans = self.bottom[width - 1].unflatten(0, (-1, self.batch))
+        potential = potentials.of_spans(spans, width, self.length)
+        self.potential += potential
+        scales = [potentials.scales(potential, narrower) for narrower in range(1, width + 1)]
+        for narrower, scale in enumerate(scales[:-1], 1):
+            self.spans.own(narrower).mul_(scale)
+        whole = torch.cat(scales)
+        for layer in {self.bottom, self.top, *self.beside}:
+            layer.whole.narrow(0, 0, len(whole)).mul_(whole)
+        if self.form.projects:
+            wider = whole.narrow(0, len(self.word), len(whole) - len(self.word))
+            self.combined.whole.narrow(0, 0, len(wider)).mul_(wider)
+        if isinstance(self.form, KruskalByKind):
+            self.pairs.mul_(scales[1])
+        self.word.mul_(scales[0])
+        if self.word_top is not self.word:
+            self.word_top.mul_(scales[0])
+        for table in self._tables or ():
+            table.mul_(scales[0] if self.form.projects else scales[0].unsqueeze(-1))
+        self._operands.clear()
 
     def apply(self, term: int, width: int) -> Tensor:
         """What a term brings to the cells of a width."""
@@ -225,43 +301,25 @@ class Chart:
             self._room = self.word.new_empty(rows * lanes)
         return self._room.narrow(0, 0, rows * lanes).view(rows, lanes)
 
-    def _write(self, bottom: Tensor, top: Tensor, scale: Tensor, exponent: Tensor, lanes: Tensor | None) -> None:
-        self.bottom.append(bottom)
-        self.top.append(top)
-        self.scale.append(scale)
-        self.exponent.append(exponent)
-        width = len(self.top)
-        self.exponents.own(width).copy_(exponent)
-        if lanes is not None:
-            self.spans.own(width, lanes.shape[-1]).copy_(lanes)
-
     def _finish(self) -> None:
         """The cell of the whole sentence, and log Z."""
-        batch = self.batch
-        if self.length == 1 or self.lengths is not None:
-            self.final = torch.cat([self.top[0].narrow(-2, 0, batch), self.word_top.narrow(-2, 0, batch)], -1)
-            self.final_exponent = self.exponent[0].narrow(0, 0, batch)
-        else:
-            nothing = self.algebra.zeros(self.word, batch, self.word.shape[-1])
-            self.final = torch.cat([self.top[-1], nothing], -1)
-            self.final_exponent = self.exponent[-1]
-        if self.lengths is not None:
-            nothing = self.algebra.zeros(self.word, batch, self.word.shape[-1])
-            for width in range(2, self.length + 1):
-                here = self.lengths == width
-                cell = torch.cat([self.top[width - 1].narrow(-2, 0, batch), nothing], -1)
-                self.final = torch.where(here.unsqueeze(-1), cell, self.final)
-                exponent = self.exponent[width - 1].narrow(0, 0, batch)
-                self.final_exponent = torch.where(here.unsqueeze(-1), exponent, self.final_exponent)
+        batch, lengths = self.batch, self.lengths
+        nothing = self.algebra.zeros(self.word, batch, self.word.shape[-1])
+        potential = self.potential.select(0, self.length)
+        if lengths is not None:
+            potential = self.potential.gather(0, lengths.unsqueeze(0)).squeeze(0)
+        self.final = torch.cat([self.top[-1], self.word_top if self.length == 1 else nothing], -1)
+        if lengths is not None:
+            for width in range(1, self.length):
+                words = self.word_top.narrow(-2, 0, batch) if width == 1 else nothing
+                cell = torch.cat([self.top[width - 1].narrow(-2, 0, batch), words], -1)
+                self.final = torch.where((lengths == width).unsqueeze(-1), cell, self.final)
         total = self.total(self.final, self.form.root)
-        self.log_z = self.algebra.log(total, self.final_exponent.squeeze(-1))
+        self.log_z = self.algebra.log(total, potential)
         self.sign = self.algebra.sign(total)
 
     def total(self, final: Tensor, root: Tensor) -> Tensor:
         return self.algebra.matmul(final, root.unsqueeze(-1)).squeeze(-1)
-
-    def _unary(self, cell: Tensor, closure: Tensor | None, width: int) -> Tensor:
-        return self.keep(cell if closure is None else self.algebra.matmul(cell, closure), "top", width)
 
     def keep(self, cells: Tensor, layer: str, width: int, words: bool = False, gradient: bool = False) -> Tensor:
         """Only the states that are allowed."""
@@ -274,9 +332,9 @@ class Chart:
         return cells * rows if gradient else self.algebra.keep(cells, rows)
 
     def near_underflow(self) -> bool:
-        """Whether some state of some cell is nearly as small as numbers get, beside the largest of its cell."""
+        """Whether some state of some cell is nearly as small as numbers get."""
         least = 1e10 * torch.finfo(self.word.dtype).tiny
-        cells = torch.cat(self.bottom).abs()
+        cells = self.bottom.whole.abs()
         return bool(((cells < least) & (cells > 0)).any())
 
     def seen_through(self, form: RuleTensors) -> "Chart":
@@ -290,42 +348,37 @@ class Chart:
         return chart
 
     def word_and_rest(
-        self, term: int, width: int, tables: list[Tensor], beside: list[list[Tensor]]
+        self, term: int, width: int, tables: Sequence[Tensor], beside: Sequence[Layer]
     ) -> tuple[Tensor, Tensor]:
         """What belongs to a word at one end of the spans of a width, and to the rest of them, [cells, lanes] each."""
         kind, table = self.form.blocks[term].kind, self.form.table_of(term)
         word = self.window(tables[table], width, kind, -2)
-        if kind == WORDS:
-            return word, self.window(tables[-1], width, AFTER, -2)
-        return word, beside[width - 2][table].narrow(0, 0 if kind == AFTER else self.batch, len(word))
+        return word, beside[table][width - 2].narrow(0, 0 if kind == AFTER else self.batch, len(word))
 
     def window(self, words: Tensor, width: int, kind: str, dimension: int) -> Tensor:
         """What belongs to the first words of the spans of a width, or to their last."""
         cells = (self.length - width + 1) * self.batch
         return words.narrow(dimension, (width - 1) * self.batch if kind == AFTER else 0, cells)
 
-    def operands(self, term: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What a term is applied to: two children, or the rules with a word filled in and the rest of the span;
-        and the weights that align the splits."""
+    def operands(self, term: int, width: int) -> tuple[Tensor, Tensor]:
+        """What a term is applied to: two children, or the rules with a word filled in and the rest of the span."""
         known = self._operands.get((term, width))
         if known is None:
             known = self._operands[term, width] = self._find_operands(term, width)
         return known
 
-    def _find_operands(self, term: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        block, least, align = self.form.blocks[term], self.form.narrowest, self.align[width - 1]
+    def _find_operands(self, term: int, width: int) -> tuple[Tensor, Tensor]:
+        block = self.form.blocks[term]
         kind = block.kind
         if kind == INNER:
-            left, right = self.spans.children(width, least)
-            return left, right, align if least == 1 else align.narrow(1, least - 1, width - 2 * least + 1)
+            return self.spans.children(width, self.form.narrowest)
         if isinstance(block, Lanes):
-            word, rest = self.word_and_rest(term, width, self.tables, self.beside)
-            return word, rest, align.select(1, width - 2 if kind == AFTER else 0)
+            return self.word_and_rest(term, width, self.tables, self.beside)
         if kind == WORDS:
             words = self.form.pad(self.algebra, self.word_top)
             last = self.window(words, width, AFTER, -2)
             if not block.filled:
-                return self.window(words, width, BEFORE, -2).unsqueeze(-2), last.unsqueeze(-2), align
+                return self.window(words, width, BEFORE, -2).unsqueeze(-2), last.unsqueeze(-2)
         table = self.window(self.tables[self.form.table_of(term)], width, kind, -3)
         rest = last if kind == WORDS else self.spans.rest(width, kind, table.shape[-1] if self.form.whole else None)
-        return table, rest, align.select(1, width - 2 if kind == AFTER else 0)
+        return table, rest

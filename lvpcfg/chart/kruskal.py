@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, AddProduct, Algebra
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, AddProduct, Algebra
 from lvpcfg.chart.forms import Form, RuleTensors
 
 
@@ -71,7 +71,7 @@ class Kruskal(Form):
             u.narrow(0, 0, len(u) - self.kinds[3]),
             torch.cat([v, w, v_after, w_before], 1),
             torch.cat([v_of_word, w_of_word, w_after, v_before, v_words, w_words], 1),
-            u,
+            u.narrow(0, len(u) - self.kinds[3], self.kinds[3]),
         )
         return KruskalByKind(
             self.root, self.closure, self.promotion, weights, self.interminals, self.source, self.kinds, self.tensors
@@ -88,13 +88,19 @@ class Kruskal(Form):
     def terms(self, width: int) -> list[int]:
         return [0]
 
-    def lifting(self, width: int) -> int | None:
-        """Which of the weights lifts cells of a width."""
-        return 0
+    lifts = True
 
-    def lift(self, algebra: Algebra, combined: Tensor, width: int) -> Tensor:
-        lifting = self.lifting(width)
-        return combined if lifting is None else algebra.matmul(combined, self.weights[lifting])
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """Numbers of lanes that `project` finds beside the others."""
+        return ()
+
+    @property
+    def terms_lifted(self) -> int:
+        return self.weights[0].shape[-2]
+
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+        return algebra.matmul(combined, self.weights[0])
 
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
@@ -117,10 +123,12 @@ def _halves(lanes: Tensor) -> Tensor:
 
 
 class RankSpace(Kruskal):
-    """A form whose interminal states are the terms themselves, so that nothing is lifted."""
+    """A form whose interminal states are the terms themselves, so that nothing is lifted. It serves log Z alone."""
 
-    def lifting(self, width: int) -> None:
-        return None
+    lifts = False
+
+    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
+        return combined
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +138,8 @@ class KruskalByKind(Kruskal):
 
     weights: U without the terms for two words; over interminals V and W of the terms for any children, V of those for
     a phrase and a word, W of those for a word and a phrase; over preterminals V and W of the first, W of the second, V
-    of the third, V and W of the terms for two words; and all of U, for spans of two words.
+    of the third, V and W of the terms for two words; and U of the latter, which `Chart` and `Outside` apply to spans of
+    two words by themselves.
     """
 
     given: tuple[Tensor, ...]
@@ -143,21 +152,22 @@ class KruskalByKind(Kruskal):
     def lanes(self) -> int:
         return self.kinds[0]
 
+    @property
+    def beside(self) -> tuple[int, ...]:
+        return self.kinds[1:3]
+
     @cached_property
     def blocks(self) -> tuple["Lanes", ...]:
-        return Lanes(), Lanes(AFTER), Lanes(BEFORE), Lanes(WORDS)
+        return Lanes(), Lanes(AFTER), Lanes(BEFORE)
 
     def terms(self, width: int) -> list[int]:
-        return [0, 1, 2, 3] if width == 2 else [0, 1, 2]
-
-    def lifting(self, width: int) -> int:
-        return 3 if width == 2 else 0
+        return [0, 1, 2]
 
     def add(self, algebra: Algebra, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([*parts], -1)
 
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
-        return combined.split(self.kinds[: len(terms)], -1)
+        return combined.split(self.kinds[:3], -1)
 
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Beside the lanes of the splits, those of spans without their last word and without their first."""
@@ -177,11 +187,11 @@ class KruskalByKind(Kruskal):
 
     def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
         """With zeros for what is no part of a term of its kind."""
-        some, inner, outer, u = (
+        some, inner, outer, of_words = (
             torch.zeros_like(weight) if gradient is None else gradient
             for gradient, weight in zip(weights, self.weights, strict=True)
         )
-        u = u + torch.nn.functional.pad(some, (0, 0, 0, self.kinds[3]))
+        u = torch.cat([some, of_words])
         general, after, before, words = self.kinds
         v, w, v_after, w_before = inner.split([general, general, after, before], 1)
         phrases = [v, v_after, before + words, w, after, w_before, words]
@@ -206,16 +216,15 @@ class Lanes:
     def filled(self) -> bool:
         return self.kind != INNER
 
-    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, align: Tensor, _: Tensor) -> Tensor:
+    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, _: Tensor) -> Tensor:
         if self.kind != INNER:  # a word and the rest of the span
-            return left * align * right
-        return algebra.dot(left, right, align)
+            return left * right
+        return algebra.dot(left, right)
 
     def undo(
         self,
         left: Tensor,
         right: Tensor,
-        align: Tensor,
         _: Tensor,
         gradient: Tensor,
         into: tuple[Tensor, Tensor],
@@ -223,6 +232,6 @@ class Lanes:
     ) -> None:
         """Backwards through `apply` in ordinary arithmetic."""
         into_left, into_right = into
-        lanes = (gradient.unsqueeze(-2) if self.kind == INNER else gradient) * align
+        lanes = gradient.unsqueeze(-2) if self.kind == INNER else gradient
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)

@@ -69,7 +69,7 @@ def anchored(form: RuleTensors, leaf: Tensor, width: int, rules: int) -> Tensor:
             assert outside is not None
             if solution.level == LOGARITHMIC:
                 raise InputError("posteriors of rules are not available for sentences that need log-sum-exp.")
-            beta = form.pad(SUM, SUM.unscale(outside.bottom[width - 1], chart.scale[width - 1]))
+            beta = form.pad(SUM, outside.bottom[width - 1])
             for term in form.terms(width):
                 block = form.blocks[term]
                 first = {INNER: form.narrowest - 1, AFTER: width - 2}.get(block.kind, 0)

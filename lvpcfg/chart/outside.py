@@ -14,42 +14,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lvpcfg.chart import potentials
 from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Whole
+from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Whole
 from lvpcfg.chart.forms import RuleTensors
 from lvpcfg.chart.inside import Chart, Spans, written_out
-from lvpcfg.chart.kruskal import Kruskal, Lanes
-
-ENOUGH = 256  # cells for a product to be fast, and not so many that they would leave the cache
+from lvpcfg.chart.kruskal import Kruskal, KruskalByKind, Lanes
 
 
 class Outside:
     """The derivative of log Z, weighted by a number for each sentence, by everything a chart was made of.
 
-    beta of a cell is the derivative by its mantissas, so that alpha * beta is the posterior as it stands.
+    beta of a cell is the derivative by what the chart holds, so that alpha * beta is the posterior as it stands.
     """
 
     def __init__(self, chart: Chart, gradient: Tensor, parameters: bool = False) -> None:
         self.chart, self.parameters, form = chart, parameters, chart.form
         self.tensors: list[Tensor | None] = [None] * (len(form.unary) + 1)  # where parameters are asked for
         self.weights: list[Tensor | None] = [None] * len(form.weights)
-        self.top: list[Tensor] = []  # for each width, [cells, interminal states]; widest first until the end
-        self.bottom: list[Tensor] = []
-        self.factors: dict[tuple[bool, int], list[tuple[Tensor, Tensor]]] = {}  # to be multiplied, of which matrix
         with written_out(chart.algebra):
             self._make_room()
             self._begin(gradient)
             for width in range(chart.length, 1, -1):
                 self._undo(width)
             self._undo_words()
-            for of_weights, place in [*self.factors]:
-                self._multiply_factors(self.weights if of_weights else self.tensors, place)
+            if parameters and chart.algebra is SUM:
+                self._undo_matrices()
         self.tensors += form.joined(self.weights) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
-        del self.tables, self.beside, self.filled, self.words, self.factors, self.weights
+        del self.tables, self.beside, self.filled, self.words, self.flat, self.weights
         chart.forget()
-        self.top.reverse()
-        self.bottom.reverse()
 
     def _make_room(self) -> None:
         """For gradients to be added up in."""
@@ -63,7 +57,12 @@ class Outside:
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
         else:
             self.tables = [torch.zeros_like(table) for table in chart.tables]
-        self.beside = [[torch.zeros_like(lanes) for lanes in of_width] for of_width in chart.beside]
+        self.beside = [chart.layer(chart.word, lanes) for lanes in form.beside]
+        for layer in self.beside:
+            layer.whole.zero_()
+        self.flat: list[Tensor] = []  # for each width, widest first, the gradients of lanes and of what is beside them
+        self.top = chart.layer(chart.word, form.interminals)
+        self.bottom = self.top if chart.top is chart.bottom else chart.layer(chart.word, form.interminals)
 
     def _begin(self, gradient: Tensor) -> None:
         chart = self.chart
@@ -75,26 +74,32 @@ class Outside:
             return
 
         def log_z(final: Tensor, root: Tensor) -> Tensor:
-            return chart.algebra.log(chart.total(final, root), chart.final_exponent.squeeze(-1))
+            return chart.algebra.log(chart.total(final, root), chart.potential.select(0, chart.length))
 
         self.final, self.tensors[0] = _backward(
             log_z, [chart.final, chart.form.root], [gradient], [True, self.parameters]
         )
 
     def _undo(self, width: int) -> None:
-        chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
-        top = self._add_final(width, self._from_parents(width))
-        bottom = chart.keep(top, "top", width, gradient=True)
-        if form.closure is not None:
-            bottom = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], bottom)
-        self.top.append(top)
-        self.bottom.append(bottom)
-        cell = chart.keep(algebra.unscale(bottom, chart.scale[width - 1]), "bottom", width, gradient=True)
-        lifting = form.lifting(width) if isinstance(form, Kruskal) else None
-        if lifting is not None:
-            cell = self._undo_product(self.weights, lifting, form.weights[lifting], chart.combined[width - 2], cell)
+        chart, form, top, bottom = self.chart, self.chart.form, self.top[width - 1], self.bottom[width - 1]
+        gradient = self._add_final(width, self._from_parents(width))
+        top.copy_(chart.keep(gradient, "top", width, gradient=True))
+        if bottom is not top:
+            gradient = top
+            if form.closure is not None:
+                gradient = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], top)
+            bottom.copy_(chart.keep(gradient, "bottom", width, gradient=True))
+        combined = bottom
+        if isinstance(form, Kruskal) and form.lifts:
+            combined = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom)
+        if width == 2 and isinstance(form, KruskalByKind):
+            lanes = torch.mm(bottom, form.weights[3].T)
+            one, two = chart.pair_of_words(chart.tables)
+            into_one, into_two = chart.pair_of_words(self.tables)
+            into_one.addcmul_(lanes, two)
+            into_two.addcmul_(lanes, one)
         terms = form.terms(width)
-        for term, share in zip(terms, self._shares(cell, terms, width), strict=True):
+        for term, share in zip(terms, self._shares(combined, terms, width), strict=True):
             self._undo_term(term, width, share)
 
     def _undo_term(self, term: int, width: int, share: Tensor) -> None:
@@ -104,8 +109,8 @@ class Outside:
         operands, weights, into = chart.operands(term, width), chart.form.weights[term], self._into(term, width)
         if algebra is not SUM:
             *found, gradient = _backward(
-                partial(_apply, block, algebra, operands[2]),
-                [*operands[:2], weights],
+                partial(block.apply, algebra),
+                [*operands, weights],
                 [share],
                 [True, True, parameters],
             )
@@ -139,23 +144,33 @@ class Outside:
     def _undo_product(
         self, gradients: list[Tensor | None], place: int, matrix: Tensor, cells: Tensor, gradient: Tensor
     ) -> Tensor:
-        """Backwards through the product of the cells of a width with a matrix of the form."""
+        """Backwards through the product of the cells of a width with a matrix of the form.
+
+        The gradient of the matrix is added up, in ordinary arithmetic in the end (`_undo_matrices`).
+        """
         algebra = self.chart.algebra
         if algebra is SUM:
-            if self.parameters:
-                self.factors.setdefault((gradients is self.weights, place), []).append((cells, gradient))
-                if sum(len(cells) for cells, _ in self.factors[gradients is self.weights, place]) >= ENOUGH:
-                    self._multiply_factors(gradients, place)
             return torch.mm(gradient, matrix.T)
         found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
         _add(gradients, place, weights)
         return found
 
-    def _multiply_factors(self, gradients: list[Tensor | None], place: int) -> None:
-        """Adds to the gradient of a matrix in one product over the cells of some widths."""
-        pairs = self.factors.pop((gradients is self.weights, place))
-        cells, gradient = (torch.cat(factors) for factors in zip(*pairs, strict=True))
-        _add_product(gradients, place, cells.T, gradient)
+    def _undo_matrices(self) -> None:
+        """The gradients of the matrices that cells were multiplied with, in one product over all widths each."""
+        chart, form = self.chart, self.chart.form
+        if form.closure is not None:
+            self.tensors[1] = torch.mm(chart.bottom.wider.T, self.top.wider)
+            self.tensors[2] = torch.mm(chart.word.T, self.top[0])
+        if isinstance(form, Kruskal):
+            self.weights[0] = torch.mm(chart.combined.whole.T, self.bottom.wider)
+            *phrases, of_words = self.flat
+            self.weights[2] = torch.mm(chart.word_top.T, of_words)
+            if phrases:
+                lanes = torch.cat(phrases[::-1])
+                cells = chart.top.whole.narrow(0, len(chart.top.whole) - chart.batch - len(lanes), len(lanes))
+                self.weights[1] = torch.mm(cells.T, lanes)
+        if isinstance(form, KruskalByKind) and chart.length > 1:
+            self.weights[3] = torch.mm(chart.pairs.T, self.bottom[1])
 
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> Sequence[Tensor]:
         """The gradient of each of the terms that a cell is the sum of."""
@@ -171,18 +186,19 @@ class Outside:
         """From the lanes of a cell to the cell."""
         form = self.chart.form
         if width == self.chart.length:
-            return torch.zeros_like(self.chart.top[width - 1])
-        lanes = self.spans.own(width)
+            return torch.zeros_like(self.top[width - 1])
         if not form.projects:
-            lanes = lanes.narrow(-1, 0, form.interminals)
+            lanes = self.spans.own(width).narrow(-1, 0, form.interminals)
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
-        return self._undo_product(
-            self.weights, 1, form.weights[1], self.chart.top[width - 1], self._flat(width, self.beside[width - 1])
-        )
+        lanes = self._flat(width, [layer[width - 1] for layer in self.beside])
+        return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
 
-    def _flat(self, width: int, beside: list[Tensor]) -> Tensor:
+    def _flat(self, width: int, beside: Sequence[Tensor]) -> Tensor:
         """The lanes of a width, first as left children, then as right ones, and what is beside them: [cells, ...]."""
-        return torch.cat([*self.spans.own(width).unbind(-3), *beside], -1)
+        lanes = torch.cat([*self.spans.own(width).unbind(-3), *beside], -1)
+        if self.parameters:
+            self.flat.append(lanes)
+        return lanes
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
@@ -258,14 +274,13 @@ class Outside:
             word_top = word_top + here.narrow(-1, form.interminals, word_top.shape[-1])
             top = top + here.narrow(-1, 0, form.interminals)
         self.word_top, word = word_top, chart.keep(word_top, "top", 1, words=True, gradient=True)
-        self.top.append(top)
-        self.bottom.append(torch.zeros_like(top))
+        self.bottom[0].zero_()
+        self.top[0].copy_(chart.keep(top, "top", 1, gradient=True))
         if form.promotion is not None:
-            masked = chart.keep(top, "top", 1, gradient=True)
-            word = word + self._undo_product(self.tensors, 2, form.promotion, chart.word, masked)
+            word = word + self._undo_product(self.tensors, 2, form.promotion, chart.word, self.top[0])
         self.word = word
-        leaf = chart.keep(algebra.unscale(word, chart.scale[0]), "bottom", 1, words=True, gradient=True)
-        self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
+        leaf = word if algebra is not SUM else word * potentials.scales(chart.potential, 1)
+        self.leaf = chart.keep(leaf, "bottom", 1, words=True, gradient=True).unflatten(-2, (chart.length, chart.batch))
 
 
 def _add(gradients: list[Tensor | None], place: int, gradient: Tensor | None) -> None:
@@ -282,12 +297,6 @@ def _add_product(gradients: list[Tensor | None], place: int, x: Tensor, y: Tenso
         known.addmm_(x, y)
     else:
         known.baddbmm_(x, y)
-
-
-def _apply(
-    block: Block | Whole | Lanes, algebra: Algebra, align: Tensor, one: Tensor, two: Tensor, weights: Tensor
-) -> Tensor:
-    return block.apply(algebra, one, two, align, weights)
 
 
 def _backward(

@@ -19,7 +19,7 @@ from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.build import kruskal, unary_closure
 from lvpcfg.chart.forest import Forest
 from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.kruskal import Kruskal
+from lvpcfg.chart.kruskal import KruskalByKind
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.tiles import pick, places
@@ -159,10 +159,10 @@ class Coarse:
         device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
         first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
         width = torch.repeat_interleave(first.diff()) + 1  # of each cell
-        top = _beside(torch.cat(chart.top), chart.word_top)  # alpha, [cells, symbols]
-        bottom = _beside(torch.cat(chart.bottom), chart.word)
-        above = _beside(torch.cat(outside.top), outside.word_top)  # beta
-        below = torch.cat(outside.bottom) * torch.cat(chart.scale)
+        top = _beside(chart.top.whole, chart.word_top)  # alpha, [cells, symbols]
+        bottom = _beside(chart.bottom.whole, chart.word)
+        above = _beside(outside.top.whole, outside.word_top)  # beta
+        below = outside.bottom.whole
 
         tops = len(width) * symbols  # where their numbers begin
         found = []
@@ -211,9 +211,8 @@ class Coarse:
 
     def _terms(self, chart: Chart, below: Tensor, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
         """Terms at splits: term, posterior, and the cells of the parent and of both children."""
-        form, batch = chart.form, chart.batch
-        assert isinstance(form, Kruskal)
-        general, after, *_ = form.kinds
+        form, batch, words = chart.form, chart.batch, len(chart.word)
+        assert isinstance(form, KruskalByKind)
         none = first[:0]
         found = [(none, below.new_zeros(0), none, none, none)]
 
@@ -221,34 +220,36 @@ class Coarse:
             parent, left, right = (pick(first, part - 1) + row for part in (width, split, width - split))
             found.append((term, posterior, parent, left, right + split * batch))
 
-        for least, combined in ((2, chart.combined[:1]), (3, chart.combined[1:])):  # more terms make spans of two words
-            if not combined:
-                break
-            begin, size = int(first[least - 1]), sum(map(len, combined))
-            lifting = form.lifting(least)
-            assert lifting is not None
-            share = below[begin : begin + size] @ form.weights[lifting].T
-            joint = (torch.cat(combined) * share).view(-1)
-            place = places(joint > threshold)  # of all splits together
-            cell, term = begin + place // share.shape[1], place % share.shape[1]
-            width = torch.searchsorted(first, cell, right=True)
-            row, joint, share = cell - pick(first, width - 1), pick(joint, place), pick(share.view(-1), place)
-            one = places(term >= general)
-            word_is_last = pick(term, one) < general + after
-            split = torch.where(word_is_last, pick(width, one) - 1, 1)
-            add(pick(term, one), pick(joint, one), pick(width, one), pick(row, one), split)
-            many = places(term < general)
-            sizes = torch.bincount(pick(width, many), minlength=chart.length + 1).tolist()
-            columns = (pick(column, many).split(sizes) for column in (row, term, share))
-            for number, (row, term, beta) in enumerate(zip(*columns, strict=True)):
-                if len(row):
-                    left, right, align = chart.operands(0, number)
-                    posterior = left.transpose(1, 2)[row, term].mul_(right.transpose(1, 2)[row, term])  # [some, splits]
-                    posterior *= pick(align.squeeze(2), row).mul_(beta.unsqueeze(1))
-                    place = places(posterior > threshold)
-                    some, split = place // (number - 1), place % (number - 1) + 1
-                    known = pick(term, some), pick(posterior.view(-1), place)
-                    add(*known, torch.full_like(split, number), pick(row, some), split)
+        if chart.length == 1:
+            return found[0]
+        general, after, before, _ = form.kinds
+        pairs = chart.pairs * (below.narrow(0, words, len(chart.pairs)) @ form.weights[3].T)  # spans of two words
+        place = places(pairs > threshold)
+        row, two = place // pairs.shape[1], torch.full_like(place, 2)
+        add(place % pairs.shape[1] + general + after + before, pick(pairs.view(-1), place), two, row, two - 1)
+
+        share = below[words:] @ form.weights[0].T
+        joint = (chart.combined.whole * share).view(-1)
+        place = places(joint > threshold)  # of all splits together
+        cell, term = words + place // share.shape[1], place % share.shape[1]
+        width = torch.searchsorted(first, cell, right=True)
+        row, joint, share = cell - pick(first, width - 1), pick(joint, place), pick(share.view(-1), place)
+        one = places(term >= general)
+        word_is_last = pick(term, one) < general + after
+        split = torch.where(word_is_last, pick(width, one) - 1, 1)
+        add(pick(term, one), pick(joint, one), pick(width, one), pick(row, one), split)
+        many = places(term < general)
+        sizes = torch.bincount(pick(width, many), minlength=chart.length + 1).tolist()
+        columns = (pick(column, many).split(sizes) for column in (row, term, share))
+        for number, (row, term, beta) in enumerate(zip(*columns, strict=True)):
+            if len(row):
+                left, right = chart.operands(0, number)
+                posterior = left.transpose(1, 2)[row, term].mul_(right.transpose(1, 2)[row, term])  # [some, splits]
+                posterior *= beta.unsqueeze(1)
+                place = places(posterior > threshold)
+                some, split = place // (number - 1), place % (number - 1) + 1
+                known = pick(term, some), pick(posterior.view(-1), place)
+                add(*known, torch.full_like(split, number), pick(row, some), split)
         return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
     def _joined(self, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor) -> tuple[Forest, Nodes]:

@@ -108,9 +108,9 @@ class Sampler:
 
     def _split(self, form: Kruskal, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
         """The width of the left child, and the rank index."""
-        left, right, align = self.chart.operands(0, width)
+        left, right = self.chart.operands(0, width)
         rank = self._draw(self.chart.combined[width - 2][cell] * form.weights[0].T[bottom])
-        split = self._draw(left[cell, :, rank] * right[cell, :, rank] * align[cell].squeeze(-1))
+        split = self._draw(left[cell, :, rank] * right[cell, :, rank])
         return split + 1, rank
 
     def _rule(self, form: RuleTensors, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,11 +131,11 @@ class Sampler:
     def _scores(self, form: RuleTensors, term: int, width: int, cell: Tensor, bottom: Tensor) -> Tensor:
         """What each rule of a term and each of its parent states brings to the nodes, [nodes, rules * x]."""
         block, weights = form.blocks[term], form.weights[term]
-        one, two, align = self.chart.operands(term, width)
+        one, two = self.chart.operands(term, width)
         one = one.index_select(-3, cell)  # of [cells, splits, lanes], or of a table
         if isinstance(block, Whole):
-            return block.apply(SUM, one, two[cell], align[cell], weights).gather(1, bottom.unsqueeze(1))
-        rows = block.rows(SUM, one, two[cell], align[cell], weights)  # [rules, nodes, x]
+            return block.apply(SUM, one, two[cell], weights).gather(1, bottom.unsqueeze(1))
+        rows = block.rows(SUM, one, two[cell], weights)  # [rules, nodes, x]
         return (rows * (block.parent.unsqueeze(1) == bottom.view(1, -1, 1))).transpose(0, 1).flatten(1)
 
     def _children(
@@ -145,7 +145,7 @@ class Sampler:
         block = form.blocks[term]
         rule, x = (place // block.shape[0], place % block.shape[0]) if isinstance(block, Block) else (place, bottom)
         pairs = Pairs(self.chart, form, term, width, cell, rule, x)
-        half = torch.bmm(pairs.left * pairs.align, pairs.weights)  # [nodes, splits, z]
+        half = torch.bmm(pairs.left, pairs.weights)  # [nodes, splits, z]
         split = self._draw((half * pairs.right).sum(2))
         node = torch.arange(len(cell), device=cell.device)
         z = self._draw(half[node, split] * pairs.right[node, split])
