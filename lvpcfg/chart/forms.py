@@ -96,11 +96,16 @@ class RuleTensors(Form):
 
     def terms(self, width: int) -> list[int]:
         """The blocks that make spans of this width."""
-        least = {WORDS: 2, BEFORE: 1 + self.narrowest, AFTER: 1 + self.narrowest, INNER: 2 * self.narrowest}
+        return self._terms[min(width, len(self._terms) - 1)]
+
+    @cached_property
+    def _terms(self) -> list[list[int]]:
+        """For spans of each width, up to the narrowest that all blocks but those for two words make."""
+        least = {BEFORE: 1 + self.narrowest, AFTER: 1 + self.narrowest, INNER: 2 * self.narrowest}
+        kinds = [*enumerate(block.kind for block in self.blocks)]
         return [
-            i
-            for i, block in enumerate(self.blocks)
-            if width >= least[block.kind] and (block.kind != WORDS or width == 2)
+            [i for i, kind in kinds if (width == 2 if kind == WORDS else width >= least[kind])]
+            for width in range(max(3, 2 * self.narrowest) + 1)
         ]
 
     projects, terms_lifted = False, 0

@@ -60,7 +60,9 @@ class Outside:
         self.beside = [chart.layer(chart.word, lanes) for lanes in form.beside]
         for layer in self.beside:
             layer.whole.zero_()
-        self.flat: list[Tensor] = []  # for each width, widest first, the gradients of lanes and of what is beside them
+        # For each width, the gradients of lanes and of what is beside them, where parameters are asked for.
+        wanted = self.parameters and form.projects and chart.algebra is SUM
+        self.flat = chart.layer(chart.word, 2 * form.lanes + sum(form.beside) if wanted else 0)
         self.top = chart.layer(chart.word, form.interminals)
         self.bottom = self.top if chart.top is chart.bottom else chart.layer(chart.word, form.interminals)
 
@@ -163,11 +165,10 @@ class Outside:
             self.tensors[2] = torch.mm(chart.word.T, self.top[0])
         if isinstance(form, Kruskal):
             self.weights[0] = torch.mm(chart.combined.whole.T, self.bottom.wider)
-            *phrases, of_words = self.flat
-            self.weights[2] = torch.mm(chart.word_top.T, of_words)
-            if phrases:
-                lanes = torch.cat(phrases[::-1])
-                cells = chart.top.whole.narrow(0, len(chart.top.whole) - chart.batch - len(lanes), len(lanes))
+            first = 0 if form.promotion is not None else len(chart.word)  # where there are no phrases of one word
+            children = len(chart.top.whole) - chart.batch - first  # all but whole sentences
+            if children > 0:
+                cells, lanes = (layer.whole.narrow(0, first, children) for layer in (chart.top, self.flat))
                 self.weights[1] = torch.mm(cells.T, lanes)
         if isinstance(form, KruskalByKind) and chart.length > 1:
             self.weights[3] = torch.mm(chart.pairs.T, self.bottom[1])
@@ -190,15 +191,9 @@ class Outside:
         if not form.projects:
             lanes = self.spans.own(width).narrow(-1, 0, form.interminals)
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
-        lanes = self._flat(width, [layer[width - 1] for layer in self.beside])
+        parts = [*self.spans.own(width).unbind(-3), *(layer[width - 1] for layer in self.beside)]
+        lanes = torch.cat(parts, -1, out=self.flat[width - 1] if self.flat.whole.numel() else None)
         return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
-
-    def _flat(self, width: int, beside: Sequence[Tensor]) -> Tensor:
-        """The lanes of a width, first as left children, then as right ones, and what is beside them: [cells, ...]."""
-        lanes = torch.cat([*self.spans.own(width).unbind(-3), *beside], -1)
-        if self.parameters:
-            self.flat.append(lanes)
-        return lanes
 
     def _add_final(self, width: int, top: Tensor) -> Tensor:
         """The share of the sentences that are as long as this."""
@@ -218,8 +213,9 @@ class Outside:
             top = self._from_parents(1) if unary else None
             if isinstance(form, RuleTensors):
                 return self._undo_filled(form), top
-            lanes = self._flat(1, self.tables)
-            return self._undo_product(self.weights, 2, form.weights[2], chart.word_top, lanes), top
+            lanes = torch.cat([*lanes.unbind(-3), *self.tables], -1)
+            self.weights[2] = torch.mm(chart.word_top.T, lanes) if self.parameters else None
+            return torch.mm(lanes, form.weights[2].T), top
 
         def words(word: Tensor, top: Tensor, *weights: Tensor) -> list[Tensor]:
             lanes, tables = form.with_weights(weights).words(algebra, word, top)
