@@ -303,17 +303,17 @@ class Chart:
 
     def _finish(self) -> None:
         """The cell of the whole sentence, and log Z."""
-        batch, lengths = self.batch, self.lengths
-        nothing = self.algebra.zeros(self.word, batch, self.word.shape[-1])
-        potential = self.potential.select(0, self.length)
-        if lengths is not None:
-            potential = self.potential.gather(0, lengths.unsqueeze(0)).squeeze(0)
-        self.final = torch.cat([self.top[-1], self.word_top if self.length == 1 else nothing], -1)
-        if lengths is not None:
-            for width in range(1, self.length):
-                words = self.word_top.narrow(-2, 0, batch) if width == 1 else nothing
-                cell = torch.cat([self.top[width - 1].narrow(-2, 0, batch), words], -1)
-                self.final = torch.where((lengths == width).unsqueeze(-1), cell, self.final)
+        n, batch = self.length, self.batch
+        lengths = torch.full((batch,), n, device=self.word.device) if self.lengths is None else self.lengths
+        before = (lengths - 1) * (2 * n + 2 - lengths) // 2  # narrower spans of one sentence
+        self.whole = before * batch + torch.arange(batch, device=lengths.device)  # where layers have these cells
+        self.is_word = (lengths == 1).unsqueeze(-1)
+        words = self.word_top.narrow(-2, 0, batch)
+        words = torch.where(
+            self.is_word, words, self.algebra.zeros(words, *[1] * (words.dim() - len(self.algebra.lead)))
+        )
+        self.final = torch.cat([self.top.whole.index_select(-2, self.whole), words], -1)
+        potential = self.potential.gather(0, lengths.unsqueeze(0)).squeeze(0)
         total = self.total(self.final, self.form.root)
         self.log_z = self.algebra.log(total, potential)
         self.sign = self.algebra.sign(total)
@@ -321,15 +321,19 @@ class Chart:
     def total(self, final: Tensor, root: Tensor) -> Tensor:
         return self.algebra.matmul(final, root.unsqueeze(-1)).squeeze(-1)
 
-    def keep(self, cells: Tensor, layer: str, width: int, words: bool = False, gradient: bool = False) -> Tensor:
+    def keep(self, cells: Tensor, layer: str, width: int, words: bool = False) -> Tensor:
         """Only the states that are allowed."""
-        if self.allowed is None:
-            return cells
+        return cells if self.allowed is None else self.algebra.keep(cells, self._mask(cells, layer, width, words))
+
+    def keep_gradient(self, cells: Tensor, layer: str, width: int, words: bool = False) -> None:
+        """Backwards through `keep`, in place."""
+        if self.allowed is not None:
+            cells.mul_(self._mask(cells, layer, width, words))
+
+    def _mask(self, cells: Tensor, layer: str, width: int, words: bool) -> Tensor:
         mask: Tensor = getattr(self.allowed, layer)
         rows = mask.narrow(0, 0, self.length - width + 1).select(2, width - 1).flatten(0, 1)
-        first = self.form.interminals if words else 0
-        rows = rows.narrow(-1, first, cells.shape[-1])
-        return cells * rows if gradient else self.algebra.keep(cells, rows)
+        return rows.narrow(-1, self.form.interminals if words else 0, cells.shape[-1])
 
     def near_underflow(self) -> bool:
         """Whether some state of some cell is nearly as small as numbers get."""

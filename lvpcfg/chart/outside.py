@@ -35,6 +35,7 @@ class Outside:
         with written_out(chart.algebra):
             self._make_room()
             self._begin(gradient)
+            self.top.whole.index_copy_(-2, chart.whole, self.final.narrow(-1, 0, form.interminals))
             for width in range(chart.length, 1, -1):
                 self._undo(width)
             self._undo_words()
@@ -64,7 +65,10 @@ class Outside:
         wanted = self.parameters and form.projects and chart.algebra is SUM
         self.flat = chart.layer(chart.word, 2 * form.lanes + sum(form.beside) if wanted else 0)
         self.top = chart.layer(chart.word, form.interminals)
+        self.top.whole.zero_()
         self.bottom = self.top if chart.top is chart.bottom else chart.layer(chart.word, form.interminals)
+        if form.projects:
+            self.combined = chart.layer(chart.word, form.terms_lifted, 2)
 
     def _begin(self, gradient: Tensor) -> None:
         chart = self.chart
@@ -84,16 +88,18 @@ class Outside:
 
     def _undo(self, width: int) -> None:
         chart, form, top, bottom = self.chart, self.chart.form, self.top[width - 1], self.bottom[width - 1]
-        gradient = self._add_final(width, self._from_parents(width))
-        top.copy_(chart.keep(gradient, "top", width, gradient=True))
+        if width < chart.length:
+            top.add_(self._from_parents(width))
+        chart.keep_gradient(top, "top", width)
         if bottom is not top:
             gradient = top
             if form.closure is not None:
                 gradient = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], top)
-            bottom.copy_(chart.keep(gradient, "bottom", width, gradient=True))
+            chart.keep_gradient(bottom.copy_(gradient), "bottom", width)
         combined = bottom
         if isinstance(form, Kruskal) and form.lifts:
-            combined = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom)
+            share = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom)
+            combined = self.combined[width - 2].copy_(share)
         if width == 2 and isinstance(form, KruskalByKind):
             lanes = torch.mm(bottom, form.weights[3].T)
             one, two = chart.pair_of_words(chart.tables)
@@ -186,8 +192,6 @@ class Outside:
     def _from_parents(self, width: int) -> Tensor:
         """From the lanes of a cell to the cell."""
         form = self.chart.form
-        if width == self.chart.length:
-            return torch.zeros_like(self.top[width - 1])
         if not form.projects:
             lanes = self.spans.own(width).narrow(-1, 0, form.interminals)
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
@@ -195,22 +199,12 @@ class Outside:
         lanes = torch.cat(parts, -1, out=self.flat[width - 1] if self.flat.whole.numel() else None)
         return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
 
-    def _add_final(self, width: int, top: Tensor) -> Tensor:
-        """The share of the sentences that are as long as this."""
-        chart = self.chart
-        share = self.final.narrow(-1, 0, chart.form.interminals)
-        if chart.lengths is None:
-            return share if width == chart.length else top
-        share = torch.where((chart.lengths == width).unsqueeze(-1), share, 0)
-        rest = top.shape[-2] - chart.batch
-        return top + torch.nn.functional.pad(share, (0, 0, 0, rest))
-
     def _from_spans(self) -> tuple[Tensor, Tensor | None]:
         """From words as children to words: the gradients of their states, and of the phrases over them."""
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
         unary, lanes = form.promotion is not None, self.spans.own(1)
         if algebra is SUM:
-            top = self._from_parents(1) if unary else None
+            top = self._from_parents(1) if unary and chart.length > 1 else None
             if isinstance(form, RuleTensors):
                 return self._undo_filled(form), top
             lanes = torch.cat([*lanes.unbind(-3), *self.tables], -1)
@@ -260,23 +254,22 @@ class Outside:
 
     def _undo_words(self) -> None:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
-        word_top, top = self._from_spans()
-        top = torch.zeros_like(chart.top[0]) if top is None else top
-        if chart.length == 1 or chart.lengths is not None:
-            here = (
-                self.final if chart.lengths is None else torch.where((chart.lengths == 1).unsqueeze(-1), self.final, 0)
-            )
-            here = torch.nn.functional.pad(here, (0, 0, 0, word_top.shape[-2] - chart.batch))
-            word_top = word_top + here.narrow(-1, form.interminals, word_top.shape[-1])
-            top = top + here.narrow(-1, 0, form.interminals)
-        self.word_top, word = word_top, chart.keep(word_top, "top", 1, words=True, gradient=True)
-        self.bottom[0].zero_()
-        self.top[0].copy_(chart.keep(top, "top", 1, gradient=True))
+        self.word_top, phrases = self._from_spans()
+        whole = self.final.narrow(-1, form.interminals, self.word_top.shape[-1])
+        self.word_top.narrow(-2, 0, chart.batch).add_(torch.where(chart.is_word, whole, 0))
+        word = self.word_top.clone()
+        chart.keep_gradient(word, "top", 1, words=True)
+        if self.bottom is not self.top:
+            self.bottom[0].zero_()
+        if phrases is not None:
+            self.top[0].add_(phrases)
+        chart.keep_gradient(self.top[0], "top", 1)
         if form.promotion is not None:
-            word = word + self._undo_product(self.tensors, 2, form.promotion, chart.word, self.top[0])
+            word += self._undo_product(self.tensors, 2, form.promotion, chart.word, self.top[0])
         self.word = word
-        leaf = word if algebra is not SUM else word * potentials.scales(chart.potential, 1)
-        self.leaf = chart.keep(leaf, "bottom", 1, words=True, gradient=True).unflatten(-2, (chart.length, chart.batch))
+        leaf = word * potentials.scales(chart.potential, 1) if algebra is SUM else word.clone()
+        chart.keep_gradient(leaf, "bottom", 1, words=True)
+        self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
 
 
 def _add(gradients: list[Tensor | None], place: int, gradient: Tensor | None) -> None:

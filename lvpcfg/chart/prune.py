@@ -20,6 +20,7 @@ from lvpcfg.chart.build import kruskal, unary_closure
 from lvpcfg.chart.forest import Forest
 from lvpcfg.chart.inside import Chart
 from lvpcfg.chart.kruskal import KruskalByKind
+from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.tiles import pick, places
@@ -162,11 +163,10 @@ class Coarse:
         top = _beside(chart.top.whole, chart.word_top)  # alpha, [cells, symbols]
         bottom = _beside(chart.bottom.whole, chart.word)
         above = _beside(outside.top.whole, outside.word_top)  # beta
-        below = outside.bottom.whole
 
         tops = len(width) * symbols  # where their numbers begin
         found = []
-        for rule, parent, left, right in self._binary(chart, top, below, first, threshold):
+        for rule, parent, left, right in self._binary(chart, outside, top, first, threshold):
             a, b, c = self.grammar.binary_rules.index_select(0, rule).unbind(1)
             found.append((rule, parent * symbols + a, tops + left * symbols + b, tops + right * symbols + c))
         begin = len(self.grammar.binary)
@@ -195,11 +195,11 @@ class Coarse:
         return Edges(rule, pick(nodes.width, parent), parent, left, right, whole), nodes
 
     def _binary(
-        self, chart: Chart, top: Tensor, below: Tensor, first: Tensor, threshold: float
+        self, chart: Chart, outside: Outside, top: Tensor, first: Tensor, threshold: float
     ) -> Iterator[tuple[Tensor, ...]]:
         """Binary rules, and the cells of the parent and of both children."""
-        term, posterior, *cells = self._terms(chart, below, first, threshold)
-        for mode, table in enumerate((below, top, top)):
+        term, posterior, *cells = self._terms(chart, outside, first, threshold)
+        for mode, table in enumerate((outside.bottom.whole, top, top)):
             factor = self.factors[mode].to(top.dtype)
             for some in places(pick(self.mode, term) == mode).split(CHUNK // max(1, factor.shape[1])):
                 rows = pick(table, pick(cells[mode], some)).mul_(pick(factor, pick(term, some)))
@@ -209,12 +209,12 @@ class Coarse:
                 rule = pick(term, edge) * len(self.grammar.symbols) + place % factor.shape[1]
                 yield pick(self.rule_in_term, rule), *(pick(column, edge) for column in cells)
 
-    def _terms(self, chart: Chart, below: Tensor, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
+    def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
         """Terms at splits: term, posterior, and the cells of the parent and of both children."""
         form, batch, words = chart.form, chart.batch, len(chart.word)
         assert isinstance(form, KruskalByKind)
         none = first[:0]
-        found = [(none, below.new_zeros(0), none, none, none)]
+        found = [(none, chart.word.new_zeros(0), none, none, none)]
 
         def add(term: Tensor, posterior: Tensor, width: Tensor, row: Tensor, split: Tensor) -> None:
             parent, left, right = (pick(first, part - 1) + row for part in (width, split, width - split))
@@ -223,12 +223,12 @@ class Coarse:
         if chart.length == 1:
             return found[0]
         general, after, before, _ = form.kinds
-        pairs = chart.pairs * (below.narrow(0, words, len(chart.pairs)) @ form.weights[3].T)  # spans of two words
+        pairs = chart.pairs * (outside.bottom[1] @ form.weights[3].T)  # spans of two words
         place = places(pairs > threshold)
         row, two = place // pairs.shape[1], torch.full_like(place, 2)
         add(place % pairs.shape[1] + general + after + before, pick(pairs.view(-1), place), two, row, two - 1)
 
-        share = below[words:] @ form.weights[0].T
+        share = outside.combined.whole
         joint = (chart.combined.whole * share).view(-1)
         place = places(joint > threshold)  # of all splits together
         cell, term = words + place // share.shape[1], place % share.shape[1]
