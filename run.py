@@ -1,3 +1,4 @@
 from lvpcfg_command import main
 
-main()
+if __name__ == "__main__":  # processes that parse import it too
+    main()

@@ -44,6 +44,7 @@ def begin(job, folder, printed=None, **options):
         "device": "cpu",
         "dtype": "float32",
         "threads": 1,
+        "processes": 1,
         "prune": 5e-5,
         "batch_tokens": 16384,
     }

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from multiprocessing import active_children
 
 import pytest
 import yaml
@@ -13,12 +14,13 @@ from nltk.tree import Tree
 from running import ROOT, call, command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
+from lvpcfg import InputError, Model, Parser, corpus, read_trees, train, write_trees
 from lvpcfg.estimate.training import ESTIMATORS, SplitMergeOptions
 from lvpcfg.jobs import board, demo
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.main import JOBS
+from lvpcfg.jobs.workers import workers
 from lvpcfg.trees.brackets import format_tree, trees_from_text
 from lvpcfg.trees.walk import words
 
@@ -327,6 +329,39 @@ def test_parse_keeps_the_order_and_the_empty_lines(tmp_path, model):
     assert str(tmp_path / "trees.mrg") in printed
 
 
+class TestProcesses:
+    @pytest.fixture(scope="class")
+    def some(self, model):
+        with workers(model, {"device": "cpu", "prune": 1e-3, "batch_tokens": 30}, processes=2, threads=1) as some:
+            yield some
+
+    def test_find_the_trees_that_one_finds(self, model, some):
+        parser = Parser.load(model, device="cpu")
+        sentences = [words(tree) for tree in corpus("dev")[:12]] + [["."]]
+        done = []
+        assert some.parse_sents(sentences, update=done.append) == parser.parse_sents(sentences)
+        assert len(done) > 3
+        assert sum(done) == len(sentences) == some.counts.sentences
+        assert some.parse_sents([]) == []
+
+    def test_that_are_killed_leave_a_sentence(self, some):  # the last test: nothing of them is left
+        for process in active_children():
+            process.kill()
+        with pytest.raises(InputError, match="one of the 2 processes was ended from outside"):
+            some.parse_sents([["."]] * 4)
+
+
+def test_parse_in_two_processes_as_a_command(tmp_path, model):
+    """The file of the command is imported by them too."""
+    sentences = [words(tree) for tree in corpus("dev")[:6]]
+    (tmp_path / "in.txt").write_text("".join(" ".join(sentence) + "\n" for sentence in sentences))
+    options = ("job=parse", f"model={model}", "input=in.txt", "output=out.mrg", "processes=2", "hydra.run.dir=out")
+    done = command(*options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [words(tree) for tree in read_trees(tmp_path / "out.mrg")] == sentences
+    assert json.loads((tmp_path / "out/result.json").read_text())["sentences"] == 6
+
+
 def test_parse_from_standard_input_to_standard_output(tmp_path, model):
     """Trees alone on the standard output, in UTF-8 whatever the locale, the rest on the other."""
     arguments = [sys.executable, str(ROOT / "run.py"), "job=parse", f"model={model}", "hydra.run.dir=out"]
@@ -381,6 +416,9 @@ def test_a_reader_of_trees_that_leaves_is_no_error(tmp_path, model):
         ({"input": "none.txt"}, "cannot read 'none.txt': no such file"),
         ({"output": "none/trees.mrg"}, "cannot write 'none/trees.mrg': no such file"),
         ({"device": "warp"}, "device is 'warp', which cannot be used here"),
+        ({"processes": 0}, "processes is 0: expected 1, 2"),
+        ({"processes": 2, "model": None}, "needs a model folder: model=FOLDER"),
+        ({"processes": 2, "model": "none"}, "'none' is not a model folder"),
     ],
 )
 def test_parse_without_what_it_needs(tmp_path, model, options, message):

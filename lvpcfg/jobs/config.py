@@ -27,9 +27,9 @@ JOBS = {  # and the options each of them reads
     "inspect": ("model", "symbol"),
     "compress": ("model", "decompose", "seed", "device", "threads"),
     "tradeoff": ("model", "gold", "tradeoff", "seed", "resume", *PARSER),
-    "parse": ("model", "input", "output", *PARSER),
+    "parse": ("model", "input", "output", "processes", *PARSER),
     "profile": ("model", "input", "profile", *PARSER),
-    "evaluate": ("gold", "test", "model", "parameters", *PARSER),
+    "evaluate": ("gold", "test", "model", "parameters", "processes", *PARSER),
 }
 
 
@@ -86,6 +86,7 @@ class Config:
     device: Optional[str] = MISSING  # noqa: UP045
     dtype: str = MISSING
     threads: int = MISSING
+    processes: int = MISSING
     prune: float = MISSING
     batch_tokens: int = MISSING
     gold: Optional[str] = MISSING  # noqa: UP045
@@ -107,7 +108,7 @@ class Config:
             raise InputError(f"model is {show(self.model)}: expected a folder, or a list of folders, [A,B,C].")
         if not 0 <= self.prune < 1:
             raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
-        for name in ("threads", "batch_tokens", "restarts", "evaluate_every", "checkpoint_every"):
+        for name in ("threads", "processes", "batch_tokens", "restarts", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: expected 1, 2, ...")
         for name, least in (("ranks", 1), ("thresholds", 0), ("terms", 1)):

@@ -30,11 +30,11 @@ def run(config: Config, run: Run) -> None:
 
 def _parse(config: Config, parameters: Parameters, run: Run) -> Scores:
     """Parses the words of the gold trees, raw or clean, without their tags."""
-    parser = parse.make_parser(config)
     gold = normalise_all(read_trees(config.gold or ""))
-    begin = time.perf_counter()
-    trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
-    parse.report(parser, len(gold) / (time.perf_counter() - begin), run)
+    with parse.parsing(config) as parser:
+        begin = time.perf_counter()
+        trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
+        parse.report(parser, len(gold) / (time.perf_counter() - begin), run)
     write_trees(trees, run.folder / "parses.mrg")
     run.say(f"The parses are in {run.folder / 'parses.mrg'}.")
     return evaluate(gold, trees, parameters)

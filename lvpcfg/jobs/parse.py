@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import BinaryIO, TextIO
 
@@ -16,17 +16,23 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import read_text, writing
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
+from lvpcfg.jobs.workers import Workers, workers
 from lvpcfg.parser import Parser
 from lvpcfg.trees.brackets import ESCAPED, format_tree
 
 SPACE = re.compile(r"[ \t\f\v]+")  # as between the words of trees; other white space may be part of a word
+AnyParser = Parser | Workers
 FIRST, CHUNK = 256, 2048  # sentences that are sorted by length, parsed and written together, at first and later on
 
 
 def run(config: Config, run: Run) -> None:
-    parser = make_parser(config)
     lines = _lines(config.input)
     _keep_apart(config.input, config.output)
+    with parsing(config) as parser:
+        _parse(parser, lines, config, run)
+
+
+def _parse(parser: AnyParser, lines: Iterable[str], config: Config, run: Run) -> None:
     begin, size = time.perf_counter(), 1 if config.input is None and sys.stdin.isatty() else FIRST
     total = len(lines) if isinstance(lines, list) else None
     with (
@@ -58,12 +64,24 @@ def _keep_apart(source: str | None, target: str | None) -> None:
 
 
 def make_parser(config: Config) -> Parser:
-    if config.model is None:
-        raise InputError(f"job={config.job} needs a model folder: model=FOLDER, as job=train makes one.")
+    _expect_model(config)
     return Parser.load(config.model, **config.parsing())
 
 
-def _trees(parser: Parser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
+def parsing(config: Config) -> AbstractContextManager[AnyParser]:
+    """A parser, or as many as there are to be processes."""
+    if config.processes == 1:
+        return nullcontext(make_parser(config))
+    _expect_model(config)
+    return workers(config.model, config.parsing(), config.processes, config.threads)
+
+
+def _expect_model(config: Config) -> None:
+    if config.model is None:
+        raise InputError(f"job={config.job} needs a model folder: model=FOLDER, as job=train makes one.")
+
+
+def _trees(parser: AnyParser, lines: list[str], update: Callable[[int], object]) -> Iterator[str]:
     """A tree for each line, and an empty line for an empty one."""
     sentences = [words_of(line) for line in lines]
     trees = iter(parser.parse_sents([words for words in sentences if words], update=update))
@@ -110,7 +128,7 @@ def _output(path: str | None) -> Iterator[TextIO]:
         yield stream
 
 
-def report(parser: Parser, speed: float, run: Run) -> None:
+def report(parser: AnyParser, speed: float, run: Run) -> None:
     """What happened while parsing, as figures and, where it matters, as a sentence."""
     counts = parser.counts
     run.result["sentences_per_second"] = speed

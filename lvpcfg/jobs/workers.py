@@ -1,0 +1,103 @@
+"""Parsing in several processes: each has a parser of its own, and takes more sentences when it has done with some.
+
+Threads gain little, since what takes time is a great many short operations, between which Python runs one thread alone.
+"""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import fields
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from nltk.tree import Tree
+from tqdm import tqdm
+
+from lvpcfg.errors import InputError
+from lvpcfg.parser import Counts, Parser
+
+TURNS = 3  # that each process takes of the sentences, at the least: so that the last ones end together
+_parsers: list[Parser] = []  # the one of this process, where it is a worker
+
+
+class Workers:
+    """As a `Parser`, for many sentences."""
+
+    def __init__(self, pool: ProcessPoolExecutor, processes: int, parser: Parser) -> None:
+        self.pool, self.processes, self.device, self.tokens = pool, processes, parser.device, parser.batch_tokens
+        self.counts = Counts()
+
+    def parse_sents(
+        self, sents: Sequence[Sequence[str]], progress: bool = False, update: Callable[[int], object] | None = None
+    ) -> list[Tree]:
+        """The trees of many sentences, in their order."""
+        try:
+            return self._parse(sents, progress, update)
+        except BrokenProcessPool:
+            raise InputError(
+                f"one of the {self.processes} processes was ended from outside, perhaps for lack of memory: "
+                "fewer processes, or a smaller batch_tokens, need less."
+            ) from None
+
+    def _parse(
+        self, sents: Sequence[Sequence[str]], progress: bool, update: Callable[[int], object] | None
+    ) -> list[Tree]:
+        found: dict[int, Tree] = {}
+        tasks = {self.pool.submit(_parse, [sents[i] for i in some]): some for some in self._pieces(sents)}
+        with tqdm(
+            total=len(sents), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
+        ) as bar:
+            for task in as_completed(tasks):
+                trees, counts = task.result()
+                found.update(zip(tasks[task], trees, strict=True))
+                for field in fields(Counts):
+                    setattr(self.counts, field.name, getattr(self.counts, field.name) + getattr(counts, field.name))
+                for each in (bar.update, update):
+                    if each is not None:
+                        each(len(trees))
+        return [found[number] for number in range(len(sents))]
+
+    def _pieces(self, sents: Sequence[Sequence[str]]) -> Iterator[list[int]]:
+        """Sentences of similar length, longest first."""
+        most = min(self.tokens, sum(map(len, sents)) // (TURNS * self.processes))
+        piece, tokens = list[int](), 0
+        for number in sorted(range(len(sents)), key=lambda number: -len(sents[number])):
+            if piece and tokens + len(sents[number]) > most:
+                yield piece
+                piece, tokens = [], 0
+            piece.append(number)
+            tokens += len(sents[number])
+        if piece:
+            yield piece
+
+
+@contextmanager
+def workers(model: Any, options: dict[str, Any], processes: int, threads: int) -> Iterator[Workers]:
+    parser = Parser.load(model, **options)  # what is wrong with them shows here
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (model, options, threads)) as pool:
+        try:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in those that begin now: it is answered here
+            for _ in range(processes):
+                pool.submit(_begun)
+            signal.signal(signal.SIGINT, before)
+            yield Workers(pool, processes, parser)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin(model: Any, options: dict[str, Any], threads: int) -> None:
+    torch.set_num_threads(threads)
+    _parsers.append(Parser.load(model, **options))
+
+
+def _begun() -> None:
+    """A process begins when there is something to do."""
+
+
+def _parse(sentences: list[Sequence[str]]) -> tuple[list[Tree], Counts]:
+    (parser,) = _parsers
+    parser.counts = Counts()
+    return parser.parse_sents(sentences), parser.counts
