@@ -53,6 +53,10 @@ class Sum:
             return torch.bmm(x.expand(len(y), -1, -1) if len(x) == 1 else x, y)
         return torch.matmul(x, y)
 
+    def multiply(self, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        """The product of two matrices, written to a third."""
+        return torch.mm(x, y, out=out)
+
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """[..., k, lanes] twice -> [..., lanes], summed over k."""
         return (x * y).sum(-2)
@@ -117,6 +121,9 @@ class Log:
         flat = [z.expand(*shape, *z.shape[-2:]).reshape(math.prod(shape), *z.shape[-2:]) for z in (x, y)]
         product: Tensor = _Matmul.apply(*flat, self)
         return product.reshape(*shape, *product.shape[-2:])
+
+    def multiply(self, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(self.matmul(x, y))
 
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         return self.sum((x + y).transpose(-1, -2))

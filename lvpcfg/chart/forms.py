@@ -67,12 +67,8 @@ class Form:
         """From the gradients of the weights to those of the tensors."""
         return weights
 
-    def add(self, algebra: Algebra, parts: Sequence[Tensor]) -> Tensor:
-        """What the terms bring to a cell, together."""
-        return algebra.add(parts)
-
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
-        """Backwards through `add` in ordinary arithmetic."""
+        """The gradients of the terms from that of what they come to together, in ordinary arithmetic."""
         return [combined] * len(terms)
 
 
@@ -114,9 +110,6 @@ class RuleTensors(Form):
     @property
     def lanes(self) -> int:
         return self.interminals + self.padded
-
-    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
-        return combined
 
     def table_of(self, term: int) -> int:
         """The place of a block among those that a word is filled in for."""

@@ -213,19 +213,24 @@ class Chart:
 
     def _read_words(self, leaf: Tensor) -> None:
         """Width 1: words as children of binary rules, filled into the rules, and under unary rules."""
-        algebra, form, word = self.algebra, self.form, leaf.flatten(-3, -2)
+        algebra, form = self.algebra, self.form
+        self.word = leaf.flatten(-3, -2).clone()
         self.potential = leaf.new_zeros(self.length + 1, self.batch)
         if algebra is SUM:
             self.potential = potentials.of_words(leaf)
-            word = word * potentials.scales(self.potential, 1)
-        self.word = self.keep(word, "bottom", 1, words=True)
-        self.word_top = self.keep(self.word, "top", 1, words=True)
-        top = algebra.zeros(leaf, self.length * self.batch, form.interminals)
-        if form.promotion is not None:
-            top = self.keep(algebra.matmul(self.word, form.promotion), "top", 1)
+            self.word *= potentials.scales(self.potential, 1)
+        self.keep(self.word, "bottom", 1, words=True)
+        self.word_top = self.word if self.allowed is None else self.word.clone()
+        self.keep(self.word_top, "top", 1, words=True)
+        top = self.top[0]
+        if form.promotion is None:
+            top.copy_(algebra.zeros(leaf, *top.shape[len(algebra.lead) :]))
+        else:
+            algebra.multiply(self.word, form.promotion, out=top)
+        self.keep(top, "top", 1)
         lanes, self._tables = form.words(algebra, self.word_top, top)
-        self.bottom[0].copy_(top)
-        self.top[0].copy_(top)
+        if self.bottom is not self.top:
+            self.bottom[0].copy_(top)
         if lanes is not None:
             self.spans.own(1).copy_(lanes)
         if form.beside:
@@ -235,14 +240,22 @@ class Chart:
     def _fill(self, width: int) -> None:
         algebra, form, bottom, top = self.algebra, self.form, self.bottom[width - 1], self.top[width - 1]
         parts = [self.apply(term, width) for term in form.terms(width)]
-        combined = form.add(algebra, parts or [algebra.zeros(self.word, bottom.shape[-2], form.interminals)])
-        if form.projects:
-            self.combined[width - 2].copy_(combined)
-        bottom.copy_(self.keep(self._lifted(combined, width), "bottom", width))
+        if isinstance(form, Kruskal):
+            combined = form.add(algebra, parts, out=self.combined[width - 2])
+            form.lift(algebra, combined, out=bottom)
+        elif parts:
+            bottom.copy_(algebra.add(parts))
+        else:
+            bottom.copy_(algebra.zeros(self.word, *bottom.shape[len(algebra.lead) :]))
+        if width == 2 and isinstance(form, KruskalByKind):
+            self.pairs = torch.mul(*self.pair_of_words(self.tables))
+            bottom.addmm_(self.pairs, form.weights[3])
+        self.keep(bottom, "bottom", width)
         if form.closure is not None:
-            top.copy_(self.keep(algebra.matmul(bottom, form.closure), "top", width))
+            algebra.multiply(bottom, form.closure, out=top)
         elif top is not bottom:
-            top.copy_(self.keep(bottom, "top", width))
+            top.copy_(bottom)
+        self.keep(top, "top", width)
         if algebra is SUM and width in potentials.WIDTHS:
             self._settle(width)
         if width < self.length:
@@ -250,14 +263,6 @@ class Chart:
             self.spans.own(width, lanes.shape[-1]).copy_(lanes)
             for layer, found in zip(self.beside, beside, strict=True):
                 layer[width - 1].copy_(found)
-
-    def _lifted(self, combined: Tensor, width: int) -> Tensor:
-        form = self.form
-        cells = form.lift(self.algebra, combined)
-        if width == 2 and isinstance(form, KruskalByKind):
-            self.pairs = torch.mul(*self.pair_of_words(self.tables))
-            cells.addmm_(self.pairs, form.weights[3])
-        return cells
 
     def pair_of_words(self, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What belongs to the first and to the last word of the spans of two, where tables of theirs are the last."""
@@ -321,14 +326,15 @@ class Chart:
     def total(self, final: Tensor, root: Tensor) -> Tensor:
         return self.algebra.matmul(final, root.unsqueeze(-1)).squeeze(-1)
 
-    def keep(self, cells: Tensor, layer: str, width: int, words: bool = False) -> Tensor:
-        """Only the states that are allowed."""
-        return cells if self.allowed is None else self.algebra.keep(cells, self._mask(cells, layer, width, words))
-
-    def keep_gradient(self, cells: Tensor, layer: str, width: int, words: bool = False) -> None:
-        """Backwards through `keep`, in place."""
-        if self.allowed is not None:
-            cells.mul_(self._mask(cells, layer, width, words))
+    def keep(self, cells: Tensor, layer: str, width: int, words: bool = False, gradient: bool = False) -> None:
+        """Only the states that are allowed, or their gradients; in place."""
+        if self.allowed is None:
+            return
+        mask = self._mask(cells, layer, width, words)
+        if gradient:
+            cells.mul_(mask)
+        else:
+            cells.copy_(self.algebra.keep(cells, mask))
 
     def _mask(self, cells: Tensor, layer: str, width: int, words: bool) -> Tensor:
         mask: Tensor = getattr(self.allowed, layer)

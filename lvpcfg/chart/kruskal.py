@@ -99,8 +99,12 @@ class Kruskal(Form):
     def terms_lifted(self) -> int:
         return self.weights[0].shape[-2]
 
-    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
-        return algebra.matmul(combined, self.weights[0])
+    def add(self, algebra: Algebra, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        """What the terms bring to cells, together."""
+        return out.copy_(algebra.add(parts))
+
+    def lift(self, algebra: Algebra, combined: Tensor, out: Tensor) -> None:
+        algebra.multiply(combined, self.weights[0], out)
 
     def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
@@ -127,8 +131,8 @@ class RankSpace(Kruskal):
 
     lifts = False
 
-    def lift(self, algebra: Algebra, combined: Tensor) -> Tensor:
-        return combined
+    def lift(self, algebra: Algebra, combined: Tensor, out: Tensor) -> None:
+        out.copy_(combined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +167,8 @@ class KruskalByKind(Kruskal):
     def terms(self, width: int) -> list[int]:
         return [0, 1, 2]
 
-    def add(self, algebra: Algebra, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([*parts], -1)
+    def add(self, algebra: Algebra, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        return torch.cat([*parts], -1, out=out)
 
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
         return combined.split(self.kinds[:3], -1)

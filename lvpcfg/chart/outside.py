@@ -90,16 +90,16 @@ class Outside:
         chart, form, top, bottom = self.chart, self.chart.form, self.top[width - 1], self.bottom[width - 1]
         if width < chart.length:
             top.add_(self._from_parents(width))
-        chart.keep_gradient(top, "top", width)
-        if bottom is not top:
-            gradient = top
-            if form.closure is not None:
-                gradient = self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], top)
-            chart.keep_gradient(bottom.copy_(gradient), "bottom", width)
+        chart.keep(top, "top", width, gradient=True)
+        if form.closure is not None:
+            self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], top, bottom)
+        elif bottom is not top:
+            bottom.copy_(top)
+        chart.keep(bottom, "bottom", width, gradient=True)
         combined = bottom
         if isinstance(form, Kruskal) and form.lifts:
-            share = self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom)
-            combined = self.combined[width - 2].copy_(share)
+            combined = self.combined[width - 2]
+            self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom, combined)
         if width == 2 and isinstance(form, KruskalByKind):
             lanes = torch.mm(bottom, form.weights[3].T)
             one, two = chart.pair_of_words(chart.tables)
@@ -150,7 +150,13 @@ class Outside:
         return self.pairs if block.kind == WORDS else self.filled.one(width, block.kind), rest
 
     def _undo_product(
-        self, gradients: list[Tensor | None], place: int, matrix: Tensor, cells: Tensor, gradient: Tensor
+        self,
+        gradients: list[Tensor | None],
+        place: int,
+        matrix: Tensor,
+        cells: Tensor,
+        gradient: Tensor,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Backwards through the product of the cells of a width with a matrix of the form.
 
@@ -158,10 +164,10 @@ class Outside:
         """
         algebra = self.chart.algebra
         if algebra is SUM:
-            return torch.mm(gradient, matrix.T)
+            return torch.mm(gradient, matrix.T, out=out)
         found, weights = _backward(algebra.matmul, [cells, matrix], [gradient], [True, self.parameters])
         _add(gradients, place, weights)
-        return found
+        return found if out is None else out.copy_(found)
 
     def _undo_matrices(self) -> None:
         """The gradients of the matrices that cells were multiplied with, in one product over all widths each."""
@@ -258,17 +264,17 @@ class Outside:
         whole = self.final.narrow(-1, form.interminals, self.word_top.shape[-1])
         self.word_top.narrow(-2, 0, chart.batch).add_(torch.where(chart.is_word, whole, 0))
         word = self.word_top.clone()
-        chart.keep_gradient(word, "top", 1, words=True)
+        chart.keep(word, "top", 1, words=True, gradient=True)
         if self.bottom is not self.top:
             self.bottom[0].zero_()
         if phrases is not None:
             self.top[0].add_(phrases)
-        chart.keep_gradient(self.top[0], "top", 1)
+        chart.keep(self.top[0], "top", 1, gradient=True)
         if form.promotion is not None:
             word += self._undo_product(self.tensors, 2, form.promotion, chart.word, self.top[0])
         self.word = word
         leaf = word * potentials.scales(chart.potential, 1) if algebra is SUM else word.clone()
-        chart.keep_gradient(leaf, "bottom", 1, words=True)
+        chart.keep(leaf, "bottom", 1, words=True, gradient=True)
         self.leaf = leaf.unflatten(-2, (chart.length, chart.batch))
 
 
