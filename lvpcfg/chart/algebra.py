@@ -2,7 +2,7 @@
 
 `SUM` is ordinary arithmetic: cells are scaled by powers of two (`potentials.py`), so that all the work inside
 is plain matrix multiplication while the chart as a whole lives in log space. The others work on logarithms and
-are slower: `LOG` where even float64 mantissas underflow, `MAX` for the best
+are slower: `LOG` where even float64 is not enough, `MAX` for the best
 derivation, `Sample` for random ones, `Expectation` for entropies and divergences.
 
 Derivations come out as gradients: d total / d value is 1 where the value is used and 0 elsewhere, since

@@ -14,7 +14,8 @@ A rule may be in Kruskal form (Cohen & Collins 2012), T(y2, y3) = U^T (V y2 * W 
 edge instead of x y z, and as many fewer numbers to fetch for each tile.
 
 A unary rule is a binary one whose right child is the constant 1, and the root distribution is the unary rules of
-a node on top, which has one state. Each node holds mantissas and an exponent, as the cells of a chart do.
+a node on top, which has one state. Each node has an exponent of its own: single trees stray too far from one scale
+for a sentence, as charts have it.
 """
 
 import math

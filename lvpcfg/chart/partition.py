@@ -1,9 +1,9 @@
 """log Z and its derivatives, exact for every sentence.
 
-Mantissas underflow where the states of one cell are too far apart. Such a sentence shows itself: log Z is
--inf, or the outside pass overflows. (What a float32 cell lost is below 2^-149 of its largest state; to matter
-it would need an outside score beyond 2^128, which is infinite.) It is then computed in float64, and, if that
-is not enough, by log-sum-exp, before it is called impossible.
+Numbers leave the range of floats where the states of a cell, or the parts of a sentence, are too far apart for one
+scale. Such a sentence shows itself: log Z is -inf or no number, or the outside pass overflows. (What float32 lost is
+below 2^-149; alpha * beta is a posterior, so that to matter it would need an outside score beyond 2^128, which is
+infinite.) It is then computed in float64, and, if that is not enough, by log-sum-exp, before it is called impossible.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.chart.outside import Outside
 
 TABLES = 1 << 27  # bytes
-NARROW, WIDE, LOGARITHMIC = "mantissas", "float64", "log-sum-exp"
+NARROW, WIDE, LOGARITHMIC = "as given", "float64", "log-sum-exp"
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ def solve(problem: Problem, certify: bool = True) -> list[Solution]:
     """The inside charts of all sentences; those that the first way fails are in solutions of their own.
 
     What underflowed shows itself for certain in the outside pass alone. To certify log Z, that pass is run here for
-    charts in which mantissas came close to underflow; `solve_outside` does not need it.
+    charts in which numbers came close to underflow; `solve_outside` does not need it.
     """
     sentences = torch.arange(problem.leaf.shape[1], device=problem.leaf.device)
     pieces = sentences.split(problem.sentences_at_once())
