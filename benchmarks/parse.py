@@ -1,6 +1,6 @@
 """How fast whole sentences are parsed, beside other parsers: one command, one table.
 
-    python benchmarks/parse.py [--model DIR ... --trees dev.mrg] [--threads 1,2] [--exhaustive 50] [--long 300]
+    python benchmarks/parse.py [--model DIR ... --trees dev.mrg] [--processes 2] [--exhaustive 50] [--long 300]
         [--product A B C D] [--compress R T] [berkeley_jar=BerkeleyParser.jar --berkeley-grammar eng_sm6.gr]
 
 Without --model, a treebank PCFG and a small split-merge grammar are trained on the embedded corpus and parse its dev
@@ -15,6 +15,7 @@ is run where its jar and a grammar of its own are given; the time it takes for a
 import argparse
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command has it, before torch is imported
+
 import nltk
 import torch
 from nltk.grammar import PCFG, Nonterminal, ProbabilisticProduction
@@ -38,20 +41,21 @@ from tqdm import tqdm
 from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, evaluate, read_trees, train
 from lvpcfg.evaluate.evalb import score, sentence
 from lvpcfg.evaluate.evalb_files import read_sentences
+from lvpcfg.jobs.workers import workers
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import words
 
 PIECE = 250  # sentences of similar length that each contender parses in its turn, or a few more
 Sentences = Sequence[Sequence[str]]
-COLUMNS = ("", "threads", "sentences", "a second", "time", "of", "F1", "ms a sentence", "")
+COLUMNS = ("", "processes", "sentences", "a second", "time", "of", "F1", "ms a sentence", "")
 
 # A process of its own: how long it takes to the first tree, how long each sentence takes, what it needs.
 ALONE = """
 import json, pathlib, re, resource, sys, time
 times = [time.perf_counter()]
 import torch, lvpcfg
-folders, threads, sentences = json.load(sys.stdin)
-torch.set_num_threads(threads)
+folders, sentences = json.load(sys.stdin)
+torch.set_num_threads(1)
 times.append(time.perf_counter())
 parser = lvpcfg.Parser.load(folders)
 times.append(time.perf_counter())
@@ -73,7 +77,6 @@ class Contender:
 
     name: str
     folders: list[str]  # of the model, or of several
-    threads: int = 1
     prune: float | None = None
     base: "Contender | None" = None  # what it is compared with
     seconds: float = 0.0
@@ -105,25 +108,20 @@ class Contender:
         stages = self.stages | {"other": self.seconds - sum(self.stages.values())}
         return [
             self.name,
-            str(self.threads),
+            "1",
             f"{len(gold):,}",
             f"{len(gold) / self.seconds:.1f}",
-            *(("", "") if self.base is None else (f"{self.seconds / self.base.seconds:.2f}", _of(self, self.base))),
+            *(("", "") if self.base is None else (f"{self.seconds / self.base.seconds:.2f}", self.base.name)),
             f"{evaluate(gold, found).all.f1:.2f}",
             ", ".join(f"{name} {1000 * spent / len(gold):.1f}" for name, spent in stages.items()),
             remark,
         ]
 
 
-def _of(one: Contender, other: Contender) -> str:
-    return other.name if one.name != other.name else f"{other.threads} thread{'s' * (other.threads > 1)}"
-
-
 def race(contenders: Sequence[Contender], sentences: Sentences, rounds: int, title: str) -> None:
     """Lets all of them parse a piece of the sentences, then the next; who begins changes from piece to piece."""
     by_length = sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
     pieces = max(1, len(sentences) // PIECE)
-    torch.set_num_threads(contenders[0].threads)
     for contender in contenders:
         contender.load()
     with tqdm(total=pieces * rounds * len(contenders), desc=title, unit=" pieces", disable=None, leave=False) as bar:
@@ -142,7 +140,7 @@ def alone(contender: Contender, sentences: Sentences) -> dict[str, float]:
     """Figures of a process that does nothing else."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE],
-        input=json.dumps([contender.folders, contender.threads, sentences]),
+        input=json.dumps([contender.folders, sentences]),
         capture_output=True,
         text=True,
         check=True,
@@ -340,13 +338,28 @@ def compare(options: argparse.Namespace, folder: Path, table: Table, say: Callab
         table.add_section()
         for row in peers(options.peer_sentences, options.peer_length, say):
             table.add_row(*row)
-    for threads in options.threads:  # last, since threads that wait for work disturb those that have some
-        if threads > 1:
-            table.add_section()
-            more = [Contender(one.name, one.folders, threads, base=one) for one in first]
-            race(more, sentences, options.rounds, f"{threads} threads")
-            for one in more:
-                table.add_row(*one.row(gold))
+    if options.processes > 1:
+        table.add_section()
+        for row in in_processes(options, sentences, first):
+            table.add_row(*row)
+
+
+def in_processes(
+    options: argparse.Namespace, sentences: Sentences, contenders: Sequence[Contender]
+) -> Iterator[list[str]]:
+    """All sentences, three times over, in several processes."""
+    many = [*sentences] * 3
+    for one in tqdm(contenders, desc=f"in {options.processes} processes", disable=None, leave=False):
+        best = math.inf
+        with workers(one.folders, {}, options.processes, threads=1) as parser:
+            parser.parse_sents(many[: len(sentences)])
+            for _ in range(options.rounds):
+                begin = time.perf_counter()
+                parser.parse_sents(many)
+                best = min(best, time.perf_counter() - begin)
+        ratio = best / 3 / one.seconds
+        numbers = [str(options.processes), f"{len(many):,}", f"{len(many) / best:.1f}", f"{ratio:.2f}"]
+        yield [one.name, *numbers, one.name, "", "", ""]
 
 
 def exhaustive(options: argparse.Namespace, gold: list[Tree], contenders: Sequence[Contender]) -> Iterator[list[str]]:
@@ -374,11 +387,7 @@ def long(options: argparse.Namespace, sentences: Sentences, contenders: Sequence
         seconds = found["times"][-1]
         remark = f"{seconds:.1f} s, peak of memory {found['peak']:,.0f} MB"
         remark += ", parsed again: pruning left no tree" * bool(found["looser"]) + ", flat" * bool(found["fallbacks"])
-        yield [one.name, str(one.threads), f"1 of {options.long} words", f"{1 / seconds:.2f}", *[""] * 4, remark]
-
-
-def numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",")]
+        yield [one.name, "1", f"1 of {options.long} words", f"{1 / seconds:.2f}", *[""] * 4, remark]
 
 
 def main() -> None:
@@ -387,7 +396,7 @@ def main() -> None:
     arguments.add_argument("--trees", help="gold trees whose words are parsed")
     arguments.add_argument("--sentences", type=int, help="the first so many of them")
     arguments.add_argument("--rounds", type=int, default=3, help="the fastest of so many runs of each piece counts")
-    arguments.add_argument("--threads", type=numbers, default=[1], help="1,2: with two threads as well")
+    arguments.add_argument("--processes", type=int, default=1, help="2: in two processes as well")
     arguments.add_argument("--product", nargs="+", help="model folders that parse together")
     arguments.add_argument(
         "--compress", type=float, nargs=2, metavar=("R", "T"), help="rank and threshold of als, for each model"

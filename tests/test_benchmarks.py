@@ -3,11 +3,12 @@
 import importlib.util
 import os
 import sys
+from contextlib import nullcontext
 
 import pytest
 from running import ROOT
 
-from lvpcfg import corpus, train, write_trees
+from lvpcfg import Parser, corpus, train, write_trees
 
 JAVA = """#!/bin/sh
 [ "$5" = grammar.gr ] || exit 1
@@ -39,7 +40,21 @@ def test_parsing_beside_others(benchmark, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         benchmark, "alone", lambda *_: {"times": [1, 1, 1], "peak": 77, "looser": 0, "fallbacks": 1}
     )  # a process of its own takes seconds to begin
-    arguments = ["--model", model, "--trees", trees, "--compress", "1", "1", "--product", model, model]
+    monkeypatch.setattr(benchmark, "workers", lambda folders, *_, **__: nullcontext(Parser.load(folders)))
+    arguments = [
+        "--processes",
+        "2",
+        "--model",
+        model,
+        "--trees",
+        trees,
+        "--compress",
+        "1",
+        "1",
+        "--product",
+        model,
+        model,
+    ]
     arguments += ["--exhaustive", "1", "--long", "5", "--peer-sentences", "1", "--peer-length", "4"]
     arguments += ["berkeley_jar=some_parser.jar", "--berkeley-grammar", "grammar.gr"]
     monkeypatch.setattr(sys, "argv", ["parse.py", *arguments])
