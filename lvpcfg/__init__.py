@@ -1,5 +1,6 @@
 """lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch."""
 
+import lvpcfg.lazily  # noqa: F401  (first: before anything else imports nltk)
 from lvpcfg import distributions
 from lvpcfg.decompose.compress import compress
 from lvpcfg.errors import InputError
