@@ -505,6 +505,33 @@ class TestUnderflow:
         assert posteriors.top[0, 0, half - 1, 1].item() == pytest.approx(1, abs=1e-3)
         assert posteriors.top[0, half, length - 1, 2].item() == pytest.approx(1, abs=1e-3)
 
+    def test_before_a_sentence_is_scaled_anew_is_seen(self):
+        """What B lost in spans of seven words is scaled up with all else by those of eight, and looks large enough."""
+        unlikely = 10**-6.25
+        rules = [("A", "X", "X", 1.0), ("A", "A", "Y", unlikely), ("B", "X", "X", 1e-8), ("B", "B", "Y", unlikely)]
+        rules += [("S", "A", "Z", 1e-9), ("S", "B", "Z", 1.0)]
+        form = exact(plain_grammar(["S", "A", "B"], ["X", "Y", "Z"], rules).to(dtype=torch.float32))
+        leaf = torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 2])).float().unsqueeze(1)
+        expected = 6 * math.log(unlikely) + math.log(1e-8 + 1e-9)
+        assert log_partition(form, leaf)[0].item() == pytest.approx(expected, rel=1e-6)
+        posteriors = marginals(form, leaf)
+        assert posteriors.log_z.item() == pytest.approx(expected, rel=1e-6)
+        assert posteriors.top[0, 0, 7, :3].tolist() == pytest.approx([0, 1 / 11, 10 / 11], abs=1e-5)
+
+    def test_of_a_product_of_numbers_that_are_not_small_themselves_is_seen(self):
+        """Q -> P P comes to nothing at once, and is what S needs; all other ways are nearly as small."""
+        p = 10**-5.8
+        rules = [("P", "X", "X", 2e-29), ("Q", "P", "P", 1.0), ("R", "Y2", "Y3", p), ("S", "Q", "R", 1.0)]
+        rules += [("R", "Y1", "R", 1.0), ("R", "Y", "R", 1.0)]
+        rules += [("A", "X", "X", p), ("A", "A", "X", 1.0), ("A", "A", "Y", 1.0)]
+        rules += [("A1", "A", "Y1", 1e-19), ("A2", "A1", "Y2", 1e-19), ("S", "A2", "Y3", 1e-22)]
+        grammar = plain_grammar(["S", "P", "Q", "R", "A", "A1", "A2"], ["X", "Y", "Y1", "Y2", "Y3"], rules)
+        form = exact(grammar.to(dtype=torch.float32))
+        tags = torch.tensor([0] * 4 + [1] * 52 + [2, 3, 4])
+        leaf = torch.nn.functional.one_hot(tags).float().unsqueeze(1)
+        wide = log_partition(form.to(F64), leaf.to(F64))[0].item()
+        assert log_partition(form, leaf)[0].item() == pytest.approx(wide, rel=1e-6)
+
 
 class TestPotentials:
     def test_of_words_are_those_of_the_likeliest_states(self):

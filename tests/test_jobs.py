@@ -329,12 +329,13 @@ def test_parse_keeps_the_order_and_the_empty_lines(tmp_path, model):
     assert str(tmp_path / "trees.mrg") in printed
 
 
-class TestProcesses:
-    @pytest.fixture(scope="class")
-    def some(self, model):
-        with workers(model, {"device": "cpu", "prune": 1e-3, "batch_tokens": 30}, processes=2, threads=1) as some:
-            yield some
+@pytest.fixture(scope="module")
+def some(model):
+    with workers(model, {"device": "cpu", "prune": 1e-3, "batch_tokens": 30}, processes=2, threads=1) as some:
+        yield some
 
+
+class TestProcesses:
     def test_find_the_trees_that_one_finds(self, model, some):
         parser = Parser.load(model, device="cpu")
         sentences = [words(tree) for tree in corpus("dev")[:12]] + [["."]]

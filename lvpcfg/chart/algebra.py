@@ -1,9 +1,9 @@
 """The arithmetic of charts: what "sum" and "product" mean while one routine fills the cells.
 
-`SUM` is ordinary arithmetic: cells are scaled by powers of two (`potentials.py`), so that all the work inside
-is plain matrix multiplication while the chart as a whole lives in log space. The others work on logarithms and
-are slower: `LOG` where even float64 is not enough, `MAX` for the best
-derivation, `Sample` for random ones, `Expectation` for entropies and divergences.
+`SUM` is ordinary arithmetic: cells are scaled by powers of two (`potentials.py`), so that all the work inside is plain
+matrix multiplication while the chart as a whole lives in log space. The others work on logarithms and are slower: `LOG`
+where even float64 is not enough, `MAX` for the best derivation, `Sample` for random ones, `Expectation` for entropies
+and divergences.
 
 Derivations come out as gradients: d total / d value is 1 where the value is used and 0 elsewhere, since
 the sums of `MAX` and `Sample` hand their gradient to the one term that was chosen.
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError
 
-LOG2 = math.log(2)
 CHUNK = 1 << 24  # numbers held at once by a product in a logarithmic algebra
 
 
@@ -68,11 +67,9 @@ class Sum:
     def keep(self, x: Tensor, allowed: Tensor) -> Tensor:
         return x * allowed
 
-    def log(self, total: Tensor, exponent: Tensor) -> Tensor:
-        """log |total * 2^exponent| in double precision."""
-        possible = total != 0
-        log = torch.where(possible, total, 1).to(torch.float64).abs().log()
-        return torch.where(possible, log + exponent.to(torch.float64) * LOG2, -math.inf)
+    def log(self, total: Tensor) -> Tensor:
+        """log |total| in double precision."""
+        return total.to(torch.float64).abs().log()
 
     def sign(self, total: Tensor) -> Tensor:
         return total.sign()
@@ -136,7 +133,7 @@ class Log:
     def keep(self, x: Tensor, allowed: Tensor) -> Tensor:
         return torch.where(allowed, x, self.zeros(x, *[1] * (x.dim() - len(self.lead))))
 
-    def log(self, total: Tensor, exponent: Tensor) -> Tensor:
+    def log(self, total: Tensor) -> Tensor:
         return total.to(torch.float64)
 
     def sign(self, total: Tensor) -> Tensor:

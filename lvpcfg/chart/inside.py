@@ -216,6 +216,8 @@ class Chart:
         algebra, form = self.algebra, self.form
         self.word = leaf.flatten(-3, -2).clone()
         self.potential = leaf.new_zeros(self.length + 1, self.batch)
+        # How much larger the cells are now than when they were made, and with them what they lost to underflow.
+        self.raised = leaf.new_ones(self.bottom.whole.shape[-2], 1)
         if algebra is SUM:
             self.potential = potentials.of_words(leaf)
             self.word *= potentials.scales(self.potential, 1)
@@ -278,6 +280,8 @@ class Chart:
         for narrower, scale in enumerate(scales[:-1], 1):
             self.spans.own(narrower).mul_(scale)
         whole = torch.cat(scales)
+        raised = self.raised.narrow(0, 0, len(whole))
+        raised.mul_(whole).clamp_min_(1)
         for layer in {self.bottom, self.top, *self.beside}:
             layer.whole.narrow(0, 0, len(whole)).mul_(whole)
         if self.form.projects:
@@ -320,7 +324,7 @@ class Chart:
         self.final = torch.cat([self.top.whole.index_select(-2, self.whole), words], -1)
         potential = self.potential.gather(0, lengths.unsqueeze(0)).squeeze(0)
         total = self.total(self.final, self.form.root)
-        self.log_z = self.algebra.log(total, potential)
+        self.log_z = self.algebra.log(total) + potentials.LOG2 * potential.to(torch.float64)
         self.sign = self.algebra.sign(total)
 
     def total(self, final: Tensor, root: Tensor) -> Tensor:
@@ -342,10 +346,11 @@ class Chart:
         return rows.narrow(-1, self.form.interminals if words else 0, cells.shape[-1])
 
     def near_underflow(self) -> bool:
-        """Whether some state of some cell is nearly as small as numbers get."""
-        least = 1e10 * torch.finfo(self.word.dtype).tiny
-        cells = self.bottom.whole.abs()
-        return bool(((cells < least) & (cells > 0)).any())
+        """Whether the product of the smallest weight and the smallest states is as small as numbers get, or smaller."""
+        cells = torch.minimum(_least(self.bottom.whole / self.raised), _least(self.word))
+        weights = [_least(weight) for weight in (*self.form.unary, *self.form.weights)]
+        weight = torch.stack([cells.new_ones(()), *weights]).amin()
+        return bool(cells.double() ** 2 * weight < torch.finfo(cells.dtype).tiny)
 
     def seen_through(self, form: RuleTensors) -> "Chart":
         """The same cells as children of the rules of another form over the same states."""
@@ -392,3 +397,8 @@ class Chart:
         table = self.window(self.tables[self.form.table_of(term)], width, kind, -3)
         rest = last if kind == WORDS else self.spans.rest(width, kind, table.shape[-1] if self.form.whole else None)
         return table, rest
+
+
+def _least(x: Tensor) -> Tensor:
+    """The smallest number that is not 0, whatever its sign."""
+    return torch.where(x == 0, torch.inf, x.abs()).amin() if x.numel() else x.new_tensor(torch.inf)

@@ -80,7 +80,7 @@ class Outside:
             return
 
         def log_z(final: Tensor, root: Tensor) -> Tensor:
-            return chart.algebra.log(chart.total(final, root), chart.potential.select(0, chart.length))
+            return chart.algebra.log(chart.total(final, root))
 
         self.final, self.tensors[0] = _backward(
             log_z, [chart.final, chart.form.root], [gradient], [True, self.parameters]

@@ -3,7 +3,9 @@
 Numbers leave the range of floats where the states of a cell, or the parts of a sentence, are too far apart for one
 scale. Such a sentence shows itself: log Z is -inf or no number, or the outside pass overflows. (What float32 lost is
 below 2^-149; alpha * beta is a posterior, so that to matter it would need an outside score beyond 2^128, which is
-infinite.) It is then computed in float64, and, if that is not enough, by log-sum-exp, before it is called impossible.
+infinite. Where a cell was scaled up after it had been made, so was what it had lost, and its outside score is looked at
+as if it had been scaled as well.) It is then computed in float64, and, if that is not enough, by log-sum-exp, before it
+is called impossible.
 """
 
 from collections.abc import Sequence
@@ -97,8 +99,12 @@ def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None, ce
 
 
 def _overflowed(outside: Outside) -> Tensor:
-    """[batch]: whose outside scores are not finite."""
-    return ~outside.leaf.isfinite().all(-1).all(0)
+    """[batch]: whose outside scores are not finite, or would not be, had cells not been scaled since they were made."""
+    fine, chart = outside.leaf.isfinite().all(-1).all(0), outside.chart
+    if chart.algebra is SUM:
+        for beta, raised in ((outside.bottom.whole, chart.raised), (outside.word, chart.raised[: len(outside.word)])):
+            fine &= (beta * raised).isfinite().all(-1).view(-1, chart.batch).all(0)
+    return ~fine
 
 
 def _again(

@@ -12,15 +12,19 @@ anew what is finished is scaled once more. Where parts of a sentence differ too 
 range, which is seen (`partition.py`).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 WIDTHS = frozenset((2, 8, 64, 512))  # of the spans by which sentences are scaled
+LOG2 = math.log(2)
 
 
 def of_words(words: Tensor) -> Tensor:
     """[length, batch, states] -> [length + 1, batch]"""
-    exponent = _log2_of_largest(words, -1).floor_().clamp_min_(-126)  # a larger factor would not be a float32
+    least = math.log2(torch.finfo(words.dtype).tiny)  # a larger factor would be infinite
+    exponent = _log2_of_largest(words, -1).floor_().clamp_min_(least)
     return torch.nn.functional.pad(exponent, (0, 0, 1, 0)).cumsum(0)
 
 

@@ -3,13 +3,15 @@
 Threads gain little, since what takes time is a great many short operations, between which Python runs one thread alone.
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import fields
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import Any
 
 import torch
@@ -78,19 +80,40 @@ class Workers:
 def workers(model: Any, options: dict[str, Any], processes: int, threads: int) -> Iterator[Workers]:
     parser = Parser.load(model, **options)  # what is wrong with them shows here
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (model, options, threads)) as pool:
+        several = Workers(pool, processes, parser)
+        del parser
         try:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in those that begin now: it is answered here
-            for _ in range(processes):
-                pool.submit(_begun)
-            signal.signal(signal.SIGINT, before)
-            yield Workers(pool, processes, parser)
-        finally:
-            pool.shutdown(cancel_futures=True)
+            with _ignored():  # by those that begin now: Ctrl-C is answered here
+                for _ in range(processes):
+                    pool.submit(_begun)
+            yield several
+        except BaseException:
+            for process in active_children():  # whatever they are doing is not wanted any more
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin(model: Any, options: dict[str, Any], threads: int) -> None:
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     _parsers.append(Parser.load(model, **options))
+
+
+def _end_with_parent() -> None:
+    """However it ends."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _begun() -> None:
