@@ -347,10 +347,12 @@ class Chart:
 
     def near_underflow(self) -> bool:
         """Whether the product of the smallest weight and the smallest states is as small as numbers get, or smaller."""
-        cells = torch.minimum(_least(self.bottom.whole / self.raised), _least(self.word))
-        weights = [_least(weight) for weight in (*self.form.unary, *self.form.weights)]
-        weight = torch.stack([cells.new_ones(()), *weights]).amin()
-        return bool(cells.double() ** 2 * weight < torch.finfo(cells.dtype).tiny)
+        tiny = torch.finfo(self.word.dtype).tiny
+        state = float(torch.minimum(_least(self.bottom.whole / self.raised), _least(self.word)))
+        if state**4 > tiny:  # then a weight would have to be smaller than two states together
+            return False
+        weights = [float(_least(weight)) for weight in (*self.form.unary, *self.form.weights)]
+        return state**2 * min([1.0, *weights]) < tiny
 
     def seen_through(self, form: RuleTensors) -> "Chart":
         """The same cells as children of the rules of another form over the same states."""
