@@ -36,22 +36,14 @@ class Workers:
         self, sents: Sequence[Sequence[str]], progress: bool = False, update: Callable[[int], object] | None = None
     ) -> list[Tree]:
         """The trees of many sentences, in their order."""
-        try:
-            return self._parse(sents, progress, update)
-        except BrokenProcessPool:
-            raise InputError(
-                f"one of the {self.processes} processes was ended from outside, perhaps for lack of memory: "
-                "fewer processes, or a smaller batch_tokens, need less."
-            ) from None
-
-    def _parse(
-        self, sents: Sequence[Sequence[str]], progress: bool, update: Callable[[int], object] | None
-    ) -> list[Tree]:
         found: dict[int, Tree] = {}
-        tasks = {self.pool.submit(_parse, [sents[i] for i in some]): some for some in self._pieces(sents)}
-        with tqdm(
-            total=len(sents), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
-        ) as bar:
+        with (
+            _told_if_ended(self.processes),
+            tqdm(
+                total=len(sents), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
+            ) as bar,
+        ):
+            tasks = {self.pool.submit(_parse, [sents[i] for i in some]): some for some in self._pieces(sents)}
             for task in as_completed(tasks):
                 trees, counts = task.result()
                 found.update(zip(tasks[task], trees, strict=True))
@@ -84,13 +76,26 @@ def workers(model: Any, options: dict[str, Any], processes: int, threads: int) -
         del parser
         try:
             with _ignored():  # by those that begin now: Ctrl-C is answered here
-                for _ in range(processes):
-                    pool.submit(_begun)
+                begun = [pool.submit(_begun) for _ in range(processes)]
+            with _told_if_ended(processes):
+                for one in begun:
+                    one.result()
             yield several
         except BaseException:
             for process in active_children():  # whatever they are doing is not wanted any more
                 process.terminate()
             raise
+
+
+@contextmanager
+def _told_if_ended(processes: int) -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise InputError(
+            f"one of the {processes} processes was ended from outside, perhaps for lack of memory: "
+            "fewer processes, or a smaller batch_tokens, need less."
+        ) from None
 
 
 @contextmanager
