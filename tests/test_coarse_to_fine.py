@@ -265,6 +265,16 @@ def test_the_parser_agrees_with_exhaustive_charts(decoder):
         assert one.sentence_log_prob == pytest.approx(two.sentence_log_prob, rel=1e-9)
 
 
+def test_grammars_whose_rules_are_all_between_phrases():
+    """Their cover has terms of one kind alone."""
+    short, long = "(TOP (S (NP (NN a)) (VP (VB b))))", "(TOP (S (NP (NN c)) (VP (VP (VB b)) (NP (NN a)))))"
+    trees = [Tree.fromstring(short), Tree.fromstring(long)]
+    parser = Parser(train(trees * 5, "em", states=2, iterations=2), device="cpu")
+    assert parser._coarse_to_fine.coarse.form.kinds[1:] == (0, 0, 0)
+    assert parser.parse_sents([tree.leaves() for tree in trees]) == trees
+    assert parser.counts.exhaustive == 0
+
+
 def test_what_pruning_loses_is_parsed_again():
     parser = Parser(random_model(), device="cpu", prune=0.9)  # of a sentence with several trees nothing is left
     sentence = ["barks", "dog", "new", "dog"]

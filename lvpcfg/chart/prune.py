@@ -19,7 +19,7 @@ from lvpcfg.chart.algebra import SUM
 from lvpcfg.chart.build import kruskal, unary_closure
 from lvpcfg.chart.forest import Forest
 from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.kruskal import KruskalByKind
+from lvpcfg.chart.kruskal import Kruskal, KruskalByKind
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
 from lvpcfg.chart.stages import Stages
@@ -212,7 +212,7 @@ class Coarse:
     def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
         """Terms at splits: term, posterior, and the cells of the parent and of both children."""
         form, batch, words = chart.form, chart.batch, len(chart.word)
-        assert isinstance(form, KruskalByKind)
+        assert isinstance(form, Kruskal)
         none = first[:0]
         found = [(none, chart.word.new_zeros(0), none, none, none)]
 
@@ -223,10 +223,11 @@ class Coarse:
         if chart.length == 1:
             return found[0]
         general, after, before, _ = form.kinds
-        pairs = chart.pairs * (outside.bottom[1] @ form.weights[3].T)  # spans of two words
-        place = places(pairs > threshold)
-        row, two = place // pairs.shape[1], torch.full_like(place, 2)
-        add(place % pairs.shape[1] + general + after + before, pick(pairs.view(-1), place), two, row, two - 1)
+        if isinstance(form, KruskalByKind):  # else there are no terms for two words
+            pairs = chart.pairs * (outside.bottom[1] @ form.weights[3].T)
+            place = places(pairs > threshold)
+            row, two = place // pairs.shape[1], torch.full_like(place, 2)
+            add(place % pairs.shape[1] + general + after + before, pick(pairs.view(-1), place), two, row, two - 1)
 
         share = outside.combined.whole
         joint = (chart.combined.whole * share).view(-1)
