@@ -175,7 +175,7 @@ class Plain:
         rules = [(start, [names[i]], p) for i, p in enumerate(grammar.root.tolist())]
         rules += [
             (names[a], [names[b], names[c]], p)
-            for (a, b, c), p in zip(grammar.binary_rules.tolist(), grammar.binary.tolist(), strict=True)
+            for (a, b, c), p in zip(grammar.binary_rules.tolist(), grammar.binary.values.tolist(), strict=True)
         ]
         emits = grammar.lexical.lookup(used)
         for tag, column in enumerate(emits.T.tolist(), inner):
@@ -199,7 +199,7 @@ class Plain:
         grammar = self.model.grammar.to(dtype=torch.float32)
         inner, states = len(grammar.symbols.interminals), len(grammar.symbols)
         rules = torch.zeros(inner, states, states)
-        rules[tuple(grammar.binary_rules.T)] = grammar.binary
+        rules[tuple(grammar.binary_rules.T)] = grammar.binary.values
         lowest = -1e4  # in place of log 0, which has no gradient
 
         def log(tensor: torch.Tensor) -> torch.Tensor:

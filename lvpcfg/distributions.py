@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lvpcfg.chart.algebra import MAX, Expectation, Log, Sample, require_nonnegative, safe_log
 from lvpcfg.chart.best import Best
-from lvpcfg.chart.build import dense, exact
+from lvpcfg.chart.build import dense, form
 from lvpcfg.chart.decode import Derivation, Node, Skeletal, derivations, only
 from lvpcfg.chart.inside import AnyRules, Chart
 from lvpcfg.chart.kruskal import Kruskal
@@ -259,7 +259,7 @@ class ModelTrees(TreeDistribution):
         leaf = grammar.lexical.lookup(torch.tensor(entries, device=device)).transpose(0, 1)
         lengths = torch.tensor([len(words) for words in sentences], device=device)
         self.model, mixed = model, bool((lengths != longest).any())
-        super().__init__(exact(grammar), leaf, lengths if mixed else None, grammar.symbol_of_state.tolist())
+        super().__init__(form(grammar), leaf, lengths if mixed else None, grammar.symbol_of_state.tolist())
 
     def skeletal(self, tree: Tree) -> Skeletal:
         """A treebank tree as the skeletal tree that this model gives a probability to."""

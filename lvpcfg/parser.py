@@ -12,7 +12,7 @@ from nltk.tree import Tree
 from torch import Tensor
 from tqdm import tqdm
 
-from lvpcfg.chart.build import exact, kruskal
+from lvpcfg.chart.build import form
 from lvpcfg.chart.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode import (
     DECODERS,
@@ -38,7 +38,6 @@ from lvpcfg.decompose.coarse import coarse_cover, is_large
 from lvpcfg.errors import InputError, expect, is_out_of_memory, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_states
-from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.normalise import TOP
@@ -110,17 +109,14 @@ class Parser(ParserI):  # type: ignore[misc]
         self.device = usable_device(device)
         self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
         if decoder == VITERBI:  # derivations are those of tensors
-            self._grammars = [grammar.expanded() for grammar in self._grammars]
-        self._grammar = self._grammars[0].expanded()
-        self._signed = any(_signed(grammar) for grammar in self._grammars)
-        approximate = any(grammar.factored is not None for grammar in self._grammars)
+            self._grammars = [replace(grammar, binary=grammar.binary.for_charts()) for grammar in self._grammars]
+        self._grammar = replace(self._grammars[0], binary=self._grammars[0].binary.for_charts())
+        self._signed = any(grammar.signed for grammar in self._grammars)
+        approximate = any(grammar.binary.compressed for grammar in self._grammars)
         if self._signed and (decoder == VITERBI or (len(self.models) > 1 and not approximate)):
             what = "the decoder viterbi" if decoder == VITERBI else "a product of grammars"
             raise InputError(f"{what} needs non-negative parameters: this model has negative ones.")
-        whole = self._grammar.kruskal is not None
-        if whole and len(self.models) > 1:
-            raise InputError("a product of grammars takes rules, not one Kruskal form of all of them: give one model.")
-        prunable = is_large(self._grammar) and not whole and (approximate or not self._signed)
+        prunable = is_large(self._grammar) and self._grammar.binary.prunable and (approximate or not self._signed)
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
@@ -311,10 +307,7 @@ class Parser(ParserI):  # type: ignore[misc]
 
     @cached_property
     def _form(self) -> AnyRules:
-        factors = self._grammar.kruskal
-        if factors is None:
-            return exact(self._grammar)
-        return kruskal(self._grammar.root, factors.u, factors.v, factors.w, self._grammar, by_kind=True)
+        return form(self._grammar, fixed=True)
 
     def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
         entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
@@ -429,13 +422,6 @@ class Parser(ParserI):  # type: ignore[misc]
 
 def _ratio(weight: float, total: float) -> float:
     return math.exp(min(0.0, weight - total)) if weight > -math.inf else 0.0
-
-
-def _signed(grammar: Grammar) -> bool:
-    tensors = [grammar.root, grammar.binary, grammar.unary, grammar.lexical.value, grammar.lexical.backoff]
-    for factors in (grammar.kruskal, None if grammar.factored is None else grammar.factored.factors):
-        tensors += [] if factors is None else vars(factors).values()
-    return any(bool((tensor < 0).any()) for tensor in tensors)
 
 
 def _check_product(models: Sequence[Model], decoder: str) -> None:

@@ -8,10 +8,11 @@ import torch
 from enumeration import Dense, derivations, total
 from torch import Tensor
 
-from lvpcfg.chart.build import dense, exact, kruskal, unary_matrix
+from lvpcfg.chart.build import dense, exact, kruskal
 from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, Node
 from lvpcfg.chart.inside import AnyRules
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.treebank import Symbols
 
@@ -55,11 +56,9 @@ def make_grammar(
     outer = states[2] + states[3]
     return Grammar(
         symbols=Symbols(("S", "@A"), ("N", "V")),
-        states=m,
-        binary_rules=binary_rules,
-        unary_rules=unary_rules,
         root=random(sum(states)),
-        binary=random(int(m[binary_rules].prod(1).sum())),
+        binary=RuleTensors(states, 2, binary_rules, random(int(m[binary_rules].prod(1).sum()))),
+        unary_rules=unary_rules,
         unary=random(int(m[unary_rules].prod(1).sum())) * 0.1,
         lexical=no_words(outer),
     )
@@ -72,8 +71,8 @@ def of_grammar(grammar: Grammar) -> Case:
     first, inner = grammar.first_state.tolist(), int(grammar.first_state[2])
     rules = torch.zeros(1, inner, first[-1], first[-1], dtype=torch.float64)
     for r, (a, b, c) in enumerate(grammar.binary_rules.tolist()):
-        rules[0, first[a] : first[a + 1], first[b] : first[b + 1], first[c] : first[c + 1]] = grammar.binary_tensor(r)
-    unary = unary_matrix(grammar) if len(grammar.unary_rules) else None
+        rules[0, first[a] : first[a + 1], first[b] : first[b + 1], first[c] : first[c + 1]] = grammar.binary.tensor(r)
+    unary = grammar.unary_matrix() if len(grammar.unary_rules) else None
     symbol = torch.repeat_interleave(grammar.states).tolist()
     return Case(exact(grammar), Dense(grammar.root, rules, unary), symbol, grammar)
 

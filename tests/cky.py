@@ -19,7 +19,7 @@ def viterbi(model: Model, sentence: list[str]) -> Tree | None:
     grammar, n = model.grammar, len(sentence)
     names, inner = grammar.symbols.names, len(grammar.symbols.interminals)
     with np.errstate(divide="ignore"):
-        log_rule = np.log(grammar.binary.numpy())
+        log_rule = np.log(grammar.binary.values.numpy())
         log_root = np.log(grammar.root.numpy())
         log_word = np.log(grammar.lexical.lookup(torch.tensor(model.lexicon.encode(sentence))).numpy())
     a, b, c = grammar.binary_rules.numpy().T

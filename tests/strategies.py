@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
@@ -54,11 +55,9 @@ def random_model(seed: int = 0, states: tuple[int, ...] = (2, 3, 1, 4), dtype: t
     )
     grammar = Grammar(
         symbols=Symbols(("S", "A"), ("N", "V")),
-        states=m,
-        binary_rules=binary_rules,
+        binary=RuleTensors(states, 2, binary_rules, random(int(m[binary_rules].prod(1).sum()))),
         unary_rules=unary_rules,
         root=torch.nn.functional.pad(torch.full((states[0],), 1 / states[0], dtype=dtype), (0, sum(states[1:]))),
-        binary=random(int(m[binary_rules].prod(1).sum())),
         unary=random(int(m[unary_rules].prod(1).sum())),
         lexical=lexical,
     )

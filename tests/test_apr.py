@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from lvpcfg import InputError, read_berkeley
 from lvpcfg.decompose import apr as module
 from lvpcfg.decompose.apr import apr, apr_from, conditional, expected_counts, random_start
-from lvpcfg.decompose.whole import rule_tensor, spectral_radius
-from lvpcfg.grammar.expectations import expected_states, rewrites
+from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.grammar.expectations import expected_states, rewrites, spectral_radius
 from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.whole_cp import WholeCP
 
 INNER = 5  # interminal states of the grammar below
 
@@ -34,18 +35,19 @@ def tight_grammar():
     """Normalised, two interminals of 2 and 3 states, unary rules; the more phrases a rule makes the rarer it is."""
     grammar = make_grammar((2, 3, 1, 2), RULES, unary=True, signed=False, seed=5)
     phrases = (grammar.binary_rules[:, 1:] < 2).sum(1)
-    sizes = grammar.binary_starts.diff()
-    grammar = replace(grammar, binary=grammar.binary * 0.1 ** torch.repeat_interleave(phrases, sizes))
-    sums, parts = grammar.row_sums(), {}
-    for name, rules, starts in (
-        ("binary", grammar.binary_rules, grammar.binary_starts),
-        ("unary", grammar.unary_rules, grammar.unary_starts),
-    ):
-        values = getattr(grammar, name)
-        parts[name] = values / sums[grammar.parent_states(rules[:, 0], starts, len(values))]
+    sizes = grammar.binary.starts.diff()
+    values = grammar.binary.values * 0.1 ** torch.repeat_interleave(phrases, sizes)
+    grammar = replace(grammar, binary=replace(grammar.binary, values=values))
+    sums = grammar.row_sums()
+    at = [slice(begin, end) for begin, end in itertools.pairwise(grammar.first_state.tolist())]
+    binary = [
+        grammar.binary.tensor(rule) / sums[at[a]].view(-1, 1, 1) for rule, (a, *_) in enumerate(grammar.binary_rules)
+    ]
+    unary = [grammar.unary_tensor(rule) / sums[at[a]].view(-1, 1) for rule, (a, _) in enumerate(grammar.unary_rules)]
+    values, unary = (torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (binary, unary))
     root = torch.zeros_like(grammar.root)
     root[0], root[1] = 0.7, 0.3
-    return replace(grammar, root=root, **parts)
+    return replace(grammar, root=root, binary=replace(grammar.binary, values=values), unary=unary)
 
 
 @pytest.mark.parametrize(("rank", "sweeps", "tolerance"), [(3, 12, 0.0), (2, 500, 1e-3)])
@@ -157,7 +159,7 @@ def test_fitted_grammar_is_normalised_and_tight(dtype):
     binary = torch.einsum("rx,ry,rz->xyz", late.u, late.v, late.w)
     m = binary.sum(2) + binary.sum(1) + rewrites(grammar)[1]
     assert torch.allclose(grammar.root + expected.double() @ m, expected_states(grammar).double(), atol=1e-5)
-    assert spectral_radius(late, grammar) < 1
+    assert spectral_radius(replace(grammar, binary=WholeCP.from_factors(late, grammar.binary))) < 1
 
 
 def test_a_parent_that_is_never_met_has_no_rules():
@@ -190,4 +192,4 @@ def test_a_real_grammar(data):
     rules = conditional(fit.factors, expected_states(grammar)[: counts.shape[0]])
     exact = rule_tensor(grammar).to_dense().sum((1, 2))
     assert torch.allclose((rules.u * (rules.v.sum(1) * rules.w.sum(1)).unsqueeze(1)).sum(0), exact, atol=1e-12)
-    assert spectral_radius(rules, grammar) < 1
+    assert spectral_radius(replace(grammar, binary=WholeCP.from_factors(rules, grammar.binary))) < 1

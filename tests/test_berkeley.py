@@ -172,7 +172,7 @@ def test_what_is_read(model):
     assert grammar.states.tolist() == [2, 2, 1, 2, 1, 1, 2, 1]
     assert model.binarisation == Binarisation("left", unaries="keep")
     rule = grammar.binary_rules.tolist().index([3, 0, 5])  # S -> @S .
-    assert grammar.binary_tensor(rule).tolist() == [[[0.7], [0.1]], [[0], [0]]]
+    assert grammar.binary.tensor(rule).tolist() == [[[0.7], [0.1]], [[0], [0]]]
     assert model.lexicon.words == ("dogs", "fish", "bark", ".")
     assert model.lexicon.classes == ("UNK-LC", "UNK-LC-s")
     table = grammar.lexical.lookup(torch.arange(len(model.lexicon)))
@@ -212,7 +212,7 @@ def test_rules_alone(prefix):
     assert len(model.lexicon) == 1
     assert Parser(model).parse(["dogs", "bark"]).leaves() == ["dogs", "bark"]
     model.save(prefix.parent / "model")
-    assert torch.equal(Model.load(prefix.parent / "model").grammar.binary, model.grammar.binary)
+    assert torch.equal(Model.load(prefix.parent / "model").grammar.binary.values, model.grammar.binary.values)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_real_grammar_parses(data):
 @pytest.mark.treebank
 def test_real_rules_without_words(data):
     grammar = read_berkeley(data / "grammars" / "wsj_3", lexicon=False).grammar
-    assert int((grammar.binary > 0).sum()) == 49027
+    assert int((grammar.binary.values > 0).sum()) == 49027
     inner = int(grammar.first_state[len(grammar.symbols.interminals)])
     # A tree goes on below every state: by a binary rule, or by a chain down to one or to a tag.
     assert bool((grammar.row_sums()[:inner] > 0.99).all())

@@ -49,6 +49,7 @@ from lvpcfg.chart.partition import (
 from lvpcfg.distributions import Skeletal, TreeDistribution
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.trees.treebank import Symbols
 
 F64 = torch.float64
@@ -75,11 +76,9 @@ def plain_grammar(inner, outer, binary, unary=(), root=None) -> Grammar:
 
     return Grammar(
         symbols=Symbols(tuple(inner), tuple(outer)),
-        states=torch.ones(len(number)).long(),
-        binary_rules=rules(binary, 3),
+        binary=RuleTensors((1,) * len(number), len(inner), rules(binary, 3), values(binary)),
         unary_rules=rules(unary, 2),
         root=torch.tensor([float(name == (root or inner[0])) for name in number], dtype=F64),
-        binary=values(binary),
         unary=values(unary),
         lexical=no_words(len(outer)),
     )
@@ -257,9 +256,11 @@ class TestExpectedCounts:
     @pytest.fixture
     def counts(self, case, leaf):
         grammar = case.grammar
-        wanted = [x.clone().requires_grad_() for x in (grammar.root, grammar.binary, grammar.unary)]
+        wanted = [x.clone().requires_grad_() for x in (grammar.root, grammar.binary.values, grammar.unary)]
         root, binary, unary = wanted
-        log_z, _ = log_partition(exact(replace(grammar, root=root, binary=binary, unary=unary)), leaf)
+        log_z, _ = log_partition(
+            exact(replace(grammar, root=root, binary=replace(grammar.binary, values=binary), unary=unary)), leaf
+        )
         log_z.sum().backward()
         return [x.detach() * (0 if x.grad is None else x.grad) for x in wanted]
 
@@ -283,7 +284,11 @@ class TestExpectedCounts:
                         right = at[node.start + node.split, node.width - node.split].top
                         expected[node.bottom, left, right] += weight / z
         assert torch.allclose(root, expected_root, atol=1e-12)
-        assert torch.allclose(of_grammar(replace(case.grammar, binary=binary)).full.rules[0], expected, atol=1e-12)
+        assert torch.allclose(
+            of_grammar(replace(case.grammar, binary=replace(case.grammar.binary, values=binary))).full.rules[0],
+            expected,
+            atol=1e-12,
+        )
 
     @pytest.mark.parametrize("case", ["rule list, unary", "rule tensors, unary"], indirect=True)
     def test_of_unary_rules_against_differences(self, case, leaf, counts):
@@ -582,7 +587,7 @@ def change_of_basis(case: Case, leaf: torch.Tensor, seed: int) -> tuple[Case, to
         at = [slice(begin, end) for begin, end in itertools.pairwise(first)]
         binary = [
             torch.einsum(
-                "ix,xyz,yj,zk->ijk", g[at[a], at[a]], grammar.binary_tensor(r), back[at[b], at[b]], back[at[c], at[c]]
+                "ix,xyz,yj,zk->ijk", g[at[a], at[a]], grammar.binary.tensor(r), back[at[b], at[b]], back[at[c], at[c]]
             )
             for r, (a, b, c) in enumerate(grammar.binary_rules.tolist())
         ]
@@ -591,7 +596,7 @@ def change_of_basis(case: Case, leaf: torch.Tensor, seed: int) -> tuple[Case, to
             for r, (a, b) in enumerate(grammar.unary_rules.tolist())
         ]
         flat = [torch.cat([x.flatten() for x in (*some, torch.zeros(0, dtype=F64))]) for some in (binary, unary)]
-        grammar = replace(grammar, root=root, binary=flat[0], unary=flat[1])
+        grammar = replace(grammar, root=root, binary=replace(grammar.binary, values=flat[0]), unary=flat[1])
     if case.form.projects:
         u, *sides = case.form.weights
         v, w = torch.cat(sides).T.chunk(2)

@@ -246,7 +246,10 @@ class TestProduct:
     def test_takes_grammars_of_the_same_rules(self):
         one, two = random_model(), random_model(1)
         assert Parser([one, two], device="cpu").parse(["dog", "barks"]).leaves() == ["dog", "barks"]
-        other = replace(two, grammar=replace(two.grammar, binary_rules=two.grammar.binary_rules.flip(0)))
+        other = replace(
+            two,
+            grammar=replace(two.grammar, binary=replace(two.grammar.binary, rules=two.grammar.binary_rules.flip(0))),
+        )
         with pytest.raises(InputError, match=r"model 2 of 2 has other symbols, rules or binarisation than the first"):
             Parser([one, other])
         with pytest.raises(InputError, match="viterbi takes one model"):

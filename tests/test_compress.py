@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -14,8 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import KINDS, METHODS, ALSOptions, APROptions, GradientOptions, Options, SVDOptions
-from lvpcfg.decompose.whole import difference, divergence, row_sums, rule_tensor
+from lvpcfg.decompose.whole import difference, divergence, rule_tensor
 from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.trees.walk import words
@@ -63,20 +64,20 @@ def test_rules_in_kruskal_form(tmp_path, latent):
     options = ALSOptions(rank=2, threshold=1e-2)
     result, printed = run("compress", tmp_path, model=latent, decompose=options)
     model, small = Model.load(latent), Model.load(tmp_path / "model")
-    factored = small.grammar.factored
-    assert result["approximated"] == len(factored.rules) > 10
+    binary = small.grammar.binary
+    assert result["approximated"] == len(binary.cp_rules) > 10
     assert result["rules"] == len(model.grammar.binary_rules)
     assert sum(result[f"{kind.replace(' ', '_')}_rules"] for kind in KINDS) == result["rules"]
     # The errors of the rules, and those of the written-out grammar.
     errors = [
-        float((model.grammar.binary_tensor(rule) - small.grammar.expanded().binary_tensor(rule)).norm())
-        for rule in factored.rules.tolist()
+        float((model.grammar.binary.tensor(rule) - small.grammar.written_out().binary.tensor(rule)).norm())
+        for rule in binary.cp_rules.tolist()
     ]
     assert max(errors) <= 1e-2
     assert result["bound_gamma"] == pytest.approx(max(errors), rel=1e-6)
     assert result["error"] == pytest.approx(math.hypot(*errors), rel=1e-6)
     assert result["gamma_median"] <= result["gamma_90"] <= result["gamma_largest"]
-    assert result["numbers_after"] == small.grammar.binary.numel() + len(factored.rules) * 2 * 3 * 4
+    assert result["numbers_after"] == binary.values.numel() + len(binary.cp_rules) * 2 * 3 * 4
     assert result["compression"] == result["numbers_before"] / result["numbers_after"] > 1
     assert 0 < result["bytes_after"] < result["bytes_before"]
     m, symbols = 4, len(model.grammar.symbols)
@@ -95,7 +96,7 @@ def test_a_threshold_of_zero_is_exact(tmp_path, latent):
     result, printed = run("compress", tmp_path, model=latent, decompose=ALSOptions(rank=2, threshold=0))
     assert (result["approximated"], result["compression"], result["error"]) == (0, 1, 0)
     assert "no rule is approximated, inference is exact." in printed
-    assert torch.equal(Model.load(tmp_path / "model").grammar.binary, Model.load(latent).grammar.binary)
+    assert torch.equal(Model.load(tmp_path / "model").grammar.binary.values, Model.load(latent).grammar.binary.values)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,8 @@ def test_a_threshold_of_zero_is_exact(tmp_path, latent):
 def test_a_whole_grammar_as_one_sum(tmp_path, pcfg, options):
     result, printed = run("compress", tmp_path, model=pcfg, decompose=options)
     grammar = Model.load(tmp_path / "model").grammar
-    assert result["rank"] == grammar.kruskal.rank
-    beside = difference(rule_tensor(grammar), grammar.kruskal)
+    assert result["rank"] == grammar.binary.factors.rank
+    beside = difference(rule_tensor(Model.load(pcfg).grammar), grammar.binary.factors)
     assert result["error"] == pytest.approx(float(beside.error.norm()), abs=1e-6)
     assert "adds up to" in printed
     assert result["spectral_radius"] < 1.1
@@ -145,12 +146,13 @@ def test_figures_of_whole_grammars_are_those_of_tensors_written_out():
     assert divergence(grammar, factors) == math.inf
     changed = grammar.row_sums()
     changed[:inner] += found.sum((1, 2)) - exact.sum((1, 2))
-    assert torch.allclose(row_sums(factors, grammar), changed)
+    small = WholeCP.from_factors(factors, grammar.binary)
+    assert torch.allclose(replace(grammar, binary=small).row_sums(), changed)
 
 
 def test_from_python(latent):
     small = compress(Model.load(latent), method="als", rank=2, threshold=1e-2)
-    assert small.grammar.factored.factors.rank == 2
+    assert small.grammar.binary.factors.rank == 2
     with pytest.raises(InputError, match="the method cover has no option 'rank'"):
         compress(small, method="cover", rank=3)
     with pytest.raises(InputError, match="method is 'cp': expected als, cover,"):

@@ -16,7 +16,8 @@ from lvpcfg.chart.decode import DECODERS, PRODUCT, RECALL, VITERBI
 from lvpcfg.chart.forest import Plan, log_likelihood
 from lvpcfg.chart.prune import FineRules
 from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
-from lvpcfg.grammar.kruskal import Factors, RuleFactors
+from lvpcfg.grammar.rule_cp import RuleCP
+from lvpcfg.grammar.rule_tensors import RuleTensors
 
 
 def factored(grammar, rules, rank=2, seed=0, signed=False):
@@ -30,8 +31,10 @@ def factored(grammar, rules, rank=2, seed=0, signed=False):
         parts.append(values * (torch.arange(shape[2]) < sizes[:, mode, None, None]))
     volume = grammar.states[grammar.binary_rules].prod(1)
     kept = torch.ones_like(volume, dtype=torch.bool).index_fill(0, torch.tensor(rules), False)
-    binary = grammar.binary[torch.repeat_interleave(kept, volume)]
-    return replace(grammar, binary=binary, factored=RuleFactors(torch.tensor(rules), Factors(*parts)))
+    values = grammar.binary.values[torch.repeat_interleave(kept, volume)]
+    binary = grammar.binary
+    cp = RuleCP(binary.state_counts, binary.interminals, binary.rules, values, torch.tensor(rules), *parts)
+    return replace(grammar, binary=cp)
 
 
 @given(st.sets(st.integers(0, 7), min_size=1), st.integers(1, 3), st.integers(0, 100))
@@ -39,17 +42,17 @@ def factored(grammar, rules, rank=2, seed=0, signed=False):
 def test_a_grammar_written_out_has_each_tensor_in_its_place(rules, rank, seed):
     original = make("rule tensors").grammar
     grammar = factored(original, sorted(rules), rank, seed)
-    expanded = grammar.expanded()
-    assert expanded.factored is None
+    expanded = grammar.written_out()
+    assert isinstance(expanded.binary, RuleTensors)
     for rule in range(len(original.binary_rules)):
-        expected = original.binary_tensor(rule)
+        expected = original.binary.tensor(rule)
         if rule in rules:
             place = sorted(rules).index(rule)
-            form = grammar.factored.factors.map(lambda factor, place=place: factor[place])
+            form = grammar.binary.factors.map(lambda factor, place=place: factor[place])
             expected = form.tensor()[tuple(slice(size) for size in expected.shape)]
         else:
-            assert torch.equal(grammar.binary_tensor(rule), expected)
-        assert torch.allclose(expanded.binary_tensor(rule), expected)
+            assert torch.equal(grammar.binary.tensor(rule), expected)
+        assert torch.allclose(expanded.binary.tensor(rule), expected)
 
 
 @pytest.mark.parametrize("name", ["rule tensors", "rule tensors, unary"])
@@ -62,7 +65,7 @@ def test_forests_have_the_sums_of_the_tensors(name, signed):
     forest, kept = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
     at = torch.tensor([0, 5])[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
     results = []
-    for one in (grammar, grammar.expanded()):
+    for one in (grammar, grammar.written_out()):
         rules = FineRules(one)
         results.append(Fine(forest, rules, rules.leaf(words, at, kept.symbol[forest.leaves])).posteriors())
     small, full = results
@@ -81,10 +84,10 @@ def test_forests_are_differentiable_by_the_factors():
     leaf = rules.leaf(words, 4 * kept.sentence[forest.leaves] + kept.start[forest.leaves], kept.symbol[forest.leaves])
 
     def log_z(values, leaf, *factors):
-        plan = Plan(forest, rules.sizes, RuleFactors(grammar.factored.rules, Factors(*factors)))
+        plan = Plan(forest, rules.sizes, grammar.binary.with_tensors(dict(zip("uvw", factors, strict=True))))
         return log_likelihood(plan, values, leaf)
 
-    inputs = (rules.values, leaf, *vars(grammar.factored.factors).values())
+    inputs = (rules.values, leaf, *vars(grammar.binary.factors).values())
     assert torch.autograd.gradcheck(log_z, [tensor.clone().requires_grad_() for tensor in inputs])
 
 
@@ -93,10 +96,10 @@ def test_trees_are_those_of_the_tensors(decoder):
     case = make("rule tensors, unary")
     grammar = factored(case.grammar, [0, 1, 4, 6])
     words, lengths = flat(case.leaf(6, 3))
-    other = grammar.expanded() if decoder == VITERBI else grammar
+    other = grammar.written_out() if decoder == VITERBI else grammar
     one, two = (
         coarse_to_fine_of([each], decoder).parse([words], lengths, 0.0, probabilities=True)
-        for each in (other, grammar.expanded())
+        for each in (other, grammar.written_out())
     )
     assert [found.skeleton for found in one] == [found.skeleton for found in two]
     assert [found.log_prob for found in one] == pytest.approx([found.log_prob for found in two])
@@ -108,7 +111,7 @@ def test_negative_posteriors_are_counted(worth):
     words, lengths = flat(case.leaf(6, 3))
     grammar = factored(case.grammar, [0], rank=1)
     grammar.root[0] = 0  # the sentence is of the second state of S,
-    grammar.factored.factors.u[0, 0, :2] = torch.tensor([3.0, worth])  # to which the rule is worth little, or less
+    grammar.binary.u[0, 0, :2] = torch.tensor([3.0, worth])  # to which the rule is worth little, or less
     coarse_to_fine = coarse_to_fine_of([grammar], PRODUCT)
     coarse_to_fine.parse([words], lengths, 0.0, probabilities=False)
     assert (coarse_to_fine.negative > 0) == (worth < 0)
@@ -126,8 +129,8 @@ def sentences():
 
 def test_a_compressed_model_parses_as_its_tensors_do(model, sentences):
     small = compress(model, rank=2, threshold=1.0)
-    assert len(small.grammar.factored.rules) > 10
-    full = replace(small, grammar=small.grammar.expanded())
+    assert len(small.grammar.binary.cp_rules) > 10
+    full = replace(small, grammar=small.grammar.written_out())
     parses = [Parser(one, dtype="float64").analyse(sentences) for one in (small, full)]
     for one, other in zip(*parses, strict=True):
         assert one.sentence_log_prob == pytest.approx(other.sentence_log_prob, rel=1e-9)
@@ -140,19 +143,19 @@ def test_threshold_zero_is_exact(model):
 
 def test_only_rules_within_the_threshold_are_approximated(model):
     fitted = fit_rules(model.grammar, ALSOptions(rank=2))
-    tried = fitted.gamma[fitted.forms.rules]
+    tried = fitted.gamma[fitted.rules]
     threshold = float(tried.median())
     small = fitted.within(threshold)
-    chosen = set(small.factored.rules.tolist())
-    assert chosen == {rule for rule in fitted.forms.rules.tolist() if float(fitted.gamma[rule]) <= threshold}
-    expanded = small.expanded()
+    chosen = set(small.binary.cp_rules.tolist())
+    assert chosen == {rule for rule in fitted.rules.tolist() if float(fitted.gamma[rule]) <= threshold}
+    expanded = small.written_out()
     for rule in range(len(model.grammar.binary_rules)):
-        error = float((model.grammar.binary_tensor(rule) - expanded.binary_tensor(rule)).norm())
+        error = float((model.grammar.binary.tensor(rule) - expanded.binary.tensor(rule)).norm())
         assert error == pytest.approx(float(fitted.gamma[rule]) if rule in chosen else 0.0, abs=1e-9)
 
 
 def test_rules_that_would_not_get_smaller_keep_their_tensors(model):
-    assert not len(fit_rules(model.grammar, ALSOptions(rank=12)).forms.rules)
+    assert not len(fit_rules(model.grammar, ALSOptions(rank=12)).rules)
 
 
 def test_cover_parses_as_the_rules_do(sentences):
@@ -160,7 +163,7 @@ def test_cover_parses_as_the_rules_do(sentences):
     found = decompose(rules, Options())
     small = found.model
     assert found.error == 0
-    assert small.grammar.kruskal.rank < len(rules.grammar.binary_rules)
+    assert small.grammar.binary.factors.rank < len(rules.grammar.binary_rules)
     parses = [Parser(one, dtype="float64").analyse(sentences) for one in (rules, small)]
     for one, other in zip(*parses, strict=True):
         assert one.sentence_log_prob == pytest.approx(other.sentence_log_prob, rel=1e-9)
@@ -180,7 +183,7 @@ def test_every_method_gives_a_model_that_parses(tmp_path, sentences, method, opt
     small.save(tmp_path)
     loaded = Model.load(tmp_path)
     for name in ("u", "v", "w"):
-        assert torch.equal(getattr(loaded.grammar.kruskal, name), getattr(small.grammar.kruskal, name))
+        assert torch.equal(getattr(loaded.grammar.binary, name), getattr(small.grammar.binary, name))
     trees = Parser(loaded).parse_sents(sentences)
     assert [tree.leaves() for tree in trees] == sentences
 
@@ -189,8 +192,8 @@ def test_rules_in_kruskal_form_round_trip(tmp_path, model):
     small = compress(model, rank=2, threshold=0.05)
     small.save(tmp_path / "small")
     loaded = Model.load(tmp_path / "small")
-    assert torch.equal(loaded.grammar.factored.rules, small.grammar.factored.rules)
-    assert torch.equal(loaded.grammar.expanded().binary, small.grammar.expanded().binary)
+    assert torch.equal(loaded.grammar.binary.cp_rules, small.grammar.binary.cp_rules)
+    assert torch.equal(loaded.grammar.written_out().binary.values, small.grammar.written_out().binary.values)
     model.save(tmp_path / "model")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "model")]
     assert sizes[0] < sizes[1]

@@ -28,7 +28,7 @@ def of_state(model):
 def probabilities(grammar: Grammar) -> dict[tuple[int, ...], float]:
     """Every rule between states, one by one."""
     first, found = grammar.first_state.tolist(), {}
-    for rules, tensor in ((grammar.binary_rules, grammar.binary_tensor), (grammar.unary_rules, grammar.unary_tensor)):
+    for rules, tensor in ((grammar.binary_rules, grammar.binary.tensor), (grammar.unary_rules, grammar.unary_tensor)):
         for number, rule in enumerate(rules.tolist()):
             for place in tensor(number).nonzero().tolist():
                 states = tuple(first[symbol] + state for symbol, state in zip(rule, place, strict=True))

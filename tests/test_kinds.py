@@ -1,5 +1,7 @@
 """Decompositions whose terms serve rules of one kind each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +13,9 @@ from lvpcfg.chart.build import exact, kruskal
 from lvpcfg.chart.marginals import marginals
 from lvpcfg.decompose.apr import apr, conditional, expected_counts
 from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind, kinds_of, shares
-from lvpcfg.decompose.whole import rule_tensor, spectral_radius
-from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.grammar.expectations import expected_states, spectral_radius
+from lvpcfg.grammar.whole_cp import WholeCP
 
 
 def test_the_kinds_are_the_tensor():
@@ -63,7 +66,7 @@ def test_counts_fitted_by_kind_keep_their_margins():
     assert fit.divergence == pytest.approx(float(ratio.sum() - truth.sum() + model.sum()), abs=1e-9)
     rules = conditional(fit.factors, expected_states(grammar)[:INNER])
     assert all(kruskal(grammar.root, rules.u, rules.v, rules.w, by_kind=True).kinds)
-    assert spectral_radius(rules, grammar) < 1
+    assert spectral_radius(replace(grammar, binary=WholeCP.from_factors(rules, grammar.binary))) < 1
 
 
 def test_too_few_terms_for_each_kind_are_fitted_together():

@@ -23,9 +23,8 @@ from lvpcfg.grammar.projection import projected
 
 def tensors(model):
     grammar = model.grammar
-    named = {
-        name: getattr(grammar, name) for name in ("states", "binary_rules", "unary_rules", "root", "binary", "unary")
-    }
+    named = {name: getattr(grammar, name) for name in ("states", "binary_rules", "unary_rules", "root", "unary")}
+    named |= {f"binary.{name}": tensor for name, tensor in grammar.binary.saved().items()}
     return named | {name: getattr(grammar.lexical, name) for name in model_file.LEXICAL}
 
 
@@ -59,7 +58,9 @@ def test_what_pruning_needs_is_saved_and_loaded(tmp_path):
     )
     coarsest = projected(model.grammar, expected_states(model.grammar), torch.zeros_like(model.grammar.symbol_of_state))
     exact = torch.zeros(model.cover.tensor().shape)
-    for (a, b, c), value in zip(model.grammar.binary_rules.tolist(), coarsest.grammar.binary.tolist(), strict=True):
+    for (a, b, c), value in zip(
+        model.grammar.binary_rules.tolist(), coarsest.grammar.binary.values.tolist(), strict=True
+    ):
         exact[a, b, c] = value
     assert torch.allclose(loaded.cover.tensor(), exact.to(loaded.cover.u), atol=1e-7)
     assert with_cover(loaded) is loaded
@@ -90,7 +91,7 @@ def test_row_sums_against_loops():
     expected = torch.zeros_like(grammar.root)
     for i, (a, _, _) in enumerate(grammar.binary_rules.tolist()):
         first = int(grammar.first_state[a])
-        expected[first : first + int(grammar.states[a])] += grammar.binary_tensor(i).sum((1, 2))
+        expected[first : first + int(grammar.states[a])] += grammar.binary.tensor(i).sum((1, 2))
     for i, (a, _) in enumerate(grammar.unary_rules.tolist()):
         first = int(grammar.first_state[a])
         expected[first : first + int(grammar.states[a])] += grammar.unary_tensor(i).sum(1)
@@ -220,7 +221,7 @@ def test_missing_keys(folder, key):
         ({"words": ["dog"]}, "lexical.weight"),
         ({"binary_rules": [[0, 1, 9]]}, "[0, 1, 9]"),
         ({"binary_rules": [[0, 1]]}, "[0, 1]"),
-        ({"binary_rules": [[0, 2, 1]]}, "'binary'"),
+        ({"binary_rules": [[0, 2, 1]]}, "'binary.values'"),
         ({"binary_rules": [[2, 0, 1]]}, "[2, 0, 1]"),
         ({"unary_rules": [[0, 1], [0, 1]]}, "twice"),
         ({"version": 0}, "no format 0"),
@@ -253,7 +254,7 @@ def test_wrong_values(folder, change, expected):
         ({"root": torch.full((10,), math.nan)}, "'root' holds numbers that are not finite"),
         ({"root": torch.full((10,), math.inf)}, "'root' holds numbers that are not finite"),
         ({"root": torch.zeros(10, dtype=torch.float16)}, "'root' is of type torch.float16"),
-        ({"binary": torch.zeros(48, dtype=torch.float32)}, "'binary' is of type torch.float32"),
+        ({"binary__values": torch.zeros(48, dtype=torch.float32)}, "'binary.values' is of type torch.float32"),
         ({"lexical__row": torch.tensor([0, 2**62, -(2**63), -(2**62), 6])}, "does not divide"),
         ({"lexical__row": torch.tensor([0, 2, 9, 6, 6])}, "does not divide"),
         ({"lexical__row": torch.tensor([0, 2, 5, 5, 5])}, "does not divide"),

@@ -90,7 +90,8 @@ def test_a_sentence_without_a_path_gets_a_flat_tree(model):
     """The same model with S alone as a root, and nothing that S could be."""
     grammar = model.grammar
     sentence_symbol = grammar.symbols.names.index("S")
-    binary = torch.where(grammar.binary_rules[:, 0] == sentence_symbol, 0.0, grammar.binary)
+    values = torch.where(grammar.binary_rules[:, 0] == sentence_symbol, 0.0, grammar.binary.values)
+    binary = replace(grammar.binary, values=values)
     root = torch.where(torch.arange(len(grammar.root)) == sentence_symbol, grammar.root, 0.0)
     parser = Parser(replace(model, grammar=replace(grammar, binary=binary, root=root)))
     sentence = ["The", "dog", "saw", "a", "cat", "."]
@@ -126,8 +127,11 @@ def random_underflow():
         model,
         grammar=replace(
             grammar,
-            binary_rules=torch.tensor([[0, 0, 0], [0, 2, 0], [0, 2, 2], [1, 1, 1], [1, 3, 1], [1, 3, 3]]),
-            binary=torch.full((6,), 0.3, dtype=torch.float64),
+            binary=replace(
+                grammar.binary,
+                rules=torch.tensor([[0, 0, 0], [0, 2, 0], [0, 2, 2], [1, 1, 1], [1, 3, 1], [1, 3, 3]]),
+                values=torch.full((6,), 0.3, dtype=torch.float64),
+            ),
             unary_rules=torch.zeros(0, 2, dtype=torch.int64),
             unary=torch.zeros(0, dtype=torch.float64),
             root=torch.tensor([0.0, 1, 0, 0], dtype=torch.float64),
@@ -184,7 +188,7 @@ def test_signed_parameters_parse_and_have_no_viterbi_tree(model):
     a, b, c = sign[grammar.binary_rules].unbind(1)
     signed = replace(
         grammar,
-        binary=grammar.binary * a * b * c,
+        binary=replace(grammar.binary, values=grammar.binary.values * a * b * c),
         root=grammar.root * sign,
         lexical=grammar.lexical.scale(
             torch.ones_like(grammar.lexical.weight), sign[len(grammar.symbols.interminals) :]

@@ -67,5 +67,5 @@ def test_what_cannot_be_decomposed():
 def test_the_treebank_grammar(data):
     grammar = read_berkeley(data / "grammars" / "wsj_0").grammar
     shape = (len(grammar.symbols.interminals), len(grammar.states), len(grammar.states))
-    tensor = torch.sparse_coo_tensor(grammar.binary_rules.T, grammar.binary, shape, check_invariants=True)
+    tensor = torch.sparse_coo_tensor(grammar.binary_rules.T, grammar.binary.values, shape, check_invariants=True)
     assert [slice_svd(tensor, error).factors.rank for error in (1e-2, 1e-3, 1e-4)] == [82, 133, 198]

@@ -89,18 +89,18 @@ def test_rows_are_those_of_the_compressed_models(done, files):
     used = fitted.gamma[fitted.gamma <= 1e-3]
     assert 0 < row.approximated == len(used) < row.rules
     assert row.gamma == pytest.approx(float(used.max()))
-    assert row.numbers == latent.grammar.binary.numel() - row.approximated * (64 - 2 * 12)
+    assert row.numbers == latent.grammar.binary.size - row.approximated * (64 - 2 * 12)
     assert row.f1 == f1(replace(latent, grammar=fitted.within(1e-3)))
     assert math.isnan(row.kl)
     assert rows["m=4 als r=1 t=1"].share == 100
     assert rows["m=4 exact"].f1 == f1(latent)
 
     apr = compress(pcfg, "apr", rank=5)
-    assert rows["m=1 apr r=5"].kl == pytest.approx(divergence(pcfg.grammar, apr.grammar.kruskal))
+    assert rows["m=1 apr r=5"].kl == pytest.approx(divergence(pcfg.grammar, apr.grammar.binary.factors))
     assert rows["m=1 apr r=5"].f1 == f1(apr)
     assert rows["m=1 cover"].kl < 1e-9 < rows["m=1 apr r=40"].kl < rows["m=1 apr r=5"].kl
     assert rows["m=1 cover"].f1 == rows["m=1 exact"].f1
-    assert rows["m=1 cover"].rank == compress(pcfg, "cover").grammar.kruskal.rank
+    assert rows["m=1 cover"].rank == compress(pcfg, "cover").grammar.binary.factors.rank
 
 
 def test_figures_are_drawn_and_logged(done):

@@ -13,7 +13,7 @@ from lvpcfg.chart.forest import Plan
 from lvpcfg.estimate import split_merge
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.training import EMOptions, Options, SplitMergeOptions, Trainer, steps
-from lvpcfg.grammar.grammar import starts_of
+from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.brackets import trees_from_text
 from lvpcfg.trees.lexicon import build_lexicon
 
@@ -128,7 +128,7 @@ def test_the_m_step_and_smoothing_are_normalised():
         assert float(grammar.root.sum()) == pytest.approx(1)
     names = latent.treebank.symbols.names
     rule = latent.treebank.binary_rules.tolist().index([names.index(name) for name in ("NP", "DT", "NN")])
-    tensor = grammar.binary_tensor(rule)  # at weight 1 the states of a branch are the same
+    tensor = grammar.binary.tensor(rule)  # at weight 1 the states of a branch are the same
     torch.testing.assert_close(tensor[0], tensor[1])
     torch.testing.assert_close(tensor[2], tensor[3])
     assert not torch.allclose(tensor[0], tensor[2])
@@ -336,7 +336,7 @@ def test_train_from_python():
     trainer = Trainer(build_treebank(trees), EMOptions(states=2, iterations=2), seed=4)
     for _ in trainer.run():
         pass
-    assert torch.equal(model.grammar.binary, trainer.model().grammar.binary)
+    assert torch.equal(model.grammar.binary.values, trainer.model().grammar.binary.values)
     assert model.provenance["options"]["states"] == 2
     assert model.provenance["iterations"] == 2
     assert set(model.grammar.states.tolist()) == {2}

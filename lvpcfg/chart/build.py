@@ -8,24 +8,40 @@ from torch import Tensor
 from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Block, Whole
 from lvpcfg.chart.forms import Dense, RuleTensors, quarters
 from lvpcfg.chart.kruskal import Kruskal
-from lvpcfg.grammar.grammar import Grammar, within_padding
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.rules import within_padding
+from lvpcfg.grammar.whole_cp import WholeCP
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 KINDS = (INNER, AFTER, BEFORE, WORDS)  # by whether the left and the right child are words
 LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
 
 
+def form(grammar: Grammar, fixed: bool = False) -> RuleTensors | Kruskal:
+    """What charts of the grammar compute with.
+
+    Where parameters are `fixed`, the terms of a CP form can be sorted by what children their zeros leave: charts then
+    leave out what is impossible, and have no derivative by those zeros.
+    """
+    binary = grammar.binary.for_charts()
+    if not isinstance(binary, WholeCP):
+        return exact(replace(grammar, binary=binary))
+    source = replace(grammar, binary=binary.of_rules(binary.rules))
+    return kruskal(grammar.root, binary.u, binary.v, binary.w, source, by_kind=fixed)
+
+
 def exact(grammar: Grammar) -> RuleTensors:
     """The rule tensors of a grammar, in blocks of one shape; numbers of states are rounded up to a few sizes."""
     inner, device = len(grammar.symbols.interminals), grammar.root.device
-    m, rules = grammar.states.cpu(), grammar.binary_rules.cpu()
+    tensors = grammar.binary.written_out()
+    m, rules = grammar.states.cpu(), tensors.rules.cpu()
     interminals = int(m[:inner].sum())
     whole = inner == 1 and len(m) == 2  # one tensor, no choice of states
     rounded = m if whole or len(m.unique()) == 1 else _rounded(m)
     is_inner = torch.arange(len(m)) < inner
     first = grammar.first_state.cpu()[:-1] - torch.where(is_inner, 0, interminals)
     past = torch.where(is_inner, interminals, int(m[inner:].sum()))
-    begin, beyond = grammar.binary_starts.cpu(), len(grammar.binary)
+    begin, beyond = tensors.starts.cpu(), len(tensors.values)
 
     def states(symbols: Tensor, size: int) -> Tensor:  # [symbols, size]
         place = torch.arange(size)
@@ -38,7 +54,7 @@ def exact(grammar: Grammar) -> RuleTensors:
         place = place.permute(order).flatten(2, 3)
         return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)
 
-    keys = torch.cat([grammar.binary_kinds.cpu().unsqueeze(1), rounded[rules]], 1)
+    keys = torch.cat([tensors.child_types.cpu().unsqueeze(1), rounded[rules]], 1)
     blocks: list[Block | Whole] = []
     for key in keys.unique(dim=0):
         number, x, y, z = key.tolist()
@@ -79,7 +95,8 @@ def exact(grammar: Grammar) -> RuleTensors:
 
 def with_parameters(form: RuleTensors, grammar: Grammar) -> RuleTensors:
     """The same rules with the parameters of `grammar`, differentiable by them."""
-    flat = torch.cat([grammar.binary, grammar.binary.new_zeros(1)])
+    values = grammar.binary.written_out().values
+    flat = torch.cat([values, values.new_zeros(1)])
     places = [block.places for block in form.blocks if block.places is not None]
     weights = tuple(flat.index_select(0, place.flatten()).view(place.shape) for place in places)
     closure, promotion = unary_closure(grammar)
@@ -107,7 +124,7 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     """Bottom -> top layer, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
     if not len(grammar.unary_rules):
         return None, None
-    chains = unary_matrix(grammar)  # [interminals, states]
+    chains = grammar.unary_matrix()  # [interminals, states]
     inner = len(chains)
     identity = torch.eye(inner, dtype=chains.dtype, device=chains.device)
     phrases, words = chains.split([inner, chains.shape[1] - inner], 1)
@@ -115,20 +132,6 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
         return (identity + phrases).T, words.T
     closure = torch.linalg.inv(identity - phrases)
     return closure.T, (closure @ words).T
-
-
-def unary_matrix(grammar: Grammar) -> Tensor:
-    """R of all unary rules as one matrix, [interminal states, states]."""
-    m, states = grammar.states, len(grammar.root)
-    a, b = grammar.unary_rules.unbind(1)
-    rule = torch.repeat_interleave(m[a] * m[b], output_size=len(grammar.unary))
-    within = torch.arange(len(grammar.unary), device=m.device) - grammar.unary_starts[rule]
-    parent = grammar.first_state[a[rule]] + within // m[b[rule]]
-    child = grammar.first_state[b[rule]] + within % m[b[rule]]
-    inner = int(grammar.first_state[len(grammar.symbols.interminals)])
-    return (
-        grammar.unary.new_zeros(inner * states).index_add(0, parent * states + child, grammar.unary).view(inner, states)
-    )
 
 
 def dense(root: Tensor, rules: Tensor) -> Dense:

@@ -17,9 +17,10 @@ from lvpcfg.chart.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.tiles import Tensors, pick, places
 from lvpcfg.grammar.expectations import expected_states
-from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
-from lvpcfg.grammar.projection import projected
+from lvpcfg.grammar.projection import nonnegative, projected
+from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.binarise import INTERMEDIATE
 
 FEW = 2  # states of a symbol in the grammars between the coarsest and the fine one
@@ -44,7 +45,7 @@ class CoarseToFine:
     def __init__(self, grammars: Sequence[Grammar], cover: Factors, decoder: str, stages: Stages | None = None) -> None:
         self.decoder, self.negative = decoder, 0  # posteriors of rules below zero, through approximations
         self.rules = [FineRules(grammar) for grammar in grammars]
-        grammar = grammars[0].expanded()
+        grammar = nonnegative(grammars[0])
         expected = expected_states(grammar)
         symbols, device = grammar.symbols, grammar.root.device
         self.stages = stages or Stages(device)
@@ -146,7 +147,7 @@ class Fine:
 
     def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
-        self.plan = Plan(forest, rules.sizes, rules.factored)
+        self.plan = Plan(forest, rules.sizes, rules.cp)
         self.weights = self.plan.weights(rules.values, leaf.dtype)
 
     def posteriors(self) -> Posteriors:
@@ -159,7 +160,7 @@ class Fine:
         """log p of the tree that each sentence is left with when every node keeps but one edge."""
         edges = chosen[chosen >= 0]
         columns = {name: getattr(self.forest, name)[edges] for name in ("level", "rule", "parent", "left", "right")}
-        plan = Plan(replace(self.forest, **columns), self.rules.sizes, self.rules.factored)
+        plan = Plan(replace(self.forest, **columns), self.rules.sizes, self.rules.cp)
         return plan.inside(plan.weights(self.rules.values, self.leaf.dtype), self.leaf).log_z
 
     def best_derivations(self) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.tiles import KruskalForms, Shape, Tensors, Tiles, Weights, outer, pick
-from lvpcfg.grammar.grammar import within_padding
-from lvpcfg.grammar.kruskal import Factors, RuleFactors
+from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.rule_cp import RuleCP
+from lvpcfg.grammar.rules import within_padding
 
 BATCH = 250_000  # what another batch of edges costs, in multiplications
 CHUNK = 1 << 20  # numbers held by one step
@@ -92,8 +93,8 @@ class Scores:
 class Plan:
     """How to compute a forest under rules of given sizes [rules, (x, y, z)], some of them in Kruskal form."""
 
-    def __init__(self, forest: Forest, sizes: Tensor, factored: RuleFactors | None = None) -> None:
-        self.forest, self.device, self.factored = forest, forest.rule.device, factored
+    def __init__(self, forest: Forest, sizes: Tensor, cp: RuleCP | None = None) -> None:
+        self.forest, self.device, self.cp = forest, forest.rule.device, cp
         self.widest = int(sizes.max())
         # Only the rules that occur are laid out, and are numbered anew.
         occurs = torch.zeros(len(sizes), dtype=torch.int64, device=self.device).index_fill_(0, forest.rule, 1)
@@ -101,9 +102,9 @@ class Plan:
         self.rule = pick(occurs.cumsum(0) - 1, forest.rule)
         sizes, volume = torch.nn.functional.pad(sizes, (0, 1)), sizes.prod(1)
         form = torch.zeros_like(volume)  # a rule's place among Kruskal forms
-        if factored is not None:
-            form[factored.rules] = torch.arange(len(factored.rules), device=self.device)
-            volume[factored.rules], sizes[factored.rules, 3] = 0, factored.factors.rank
+        if cp is not None:
+            form[cp.cp_rules] = torch.arange(len(cp.cp_rules), device=self.device)
+            volume[cp.cp_rules], sizes[cp.cp_rules, 3] = 0, cp.factors.rank
         starts = volume.cumsum(0) - volume
         self.size = int(volume.sum())
         depths = torch.bincount(forest.level).nonzero().squeeze(1)
@@ -194,10 +195,10 @@ class Plan:
         """The rules of each shape, from the tensors of all that have one, end to end."""
         weights: Weights = []
         for (x, y, z, rank), layout in zip(self.shapes, self.tensors, strict=True):
-            if rank and self.factored is not None:
+            if rank and self.cp is not None:
                 u, v, w = (
                     factor.index_select(0, layout[:, 0]).narrow(2, 0, size).to(dtype)
-                    for factor, size in zip(vars(self.factored.factors).values(), (x, y, z), strict=True)
+                    for factor, size in zip((self.cp.u, self.cp.v, self.cp.w), (x, y, z), strict=True)
                 )
                 weights.append(KruskalForms(Factors(u, v, w)))
             else:
@@ -299,7 +300,7 @@ class Plan:
         """d log Z / d rules, and by the factors of Kruskal forms, summed over all edges in float64."""
         layout = self._by_rule
         total = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
-        factors = [] if self.factored is None else [*map(torch.zeros_like, vars(self.factored.factors).values())]
+        factors = [] if self.cp is None else [*map(torch.zeros_like, (self.cp.u, self.cp.v, self.cp.w))]
         factor = self._factor(layout, scores.exponent)
         for tiles in self._steps(layout.tiles[0]):
             rows, children = self._gradients(tiles, layout, beta, factor), self._children(tiles, layout, scores.alpha)
@@ -379,7 +380,7 @@ def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
     computation; the derivative by float64 rules is summed up as such. Parameter times derivative is the expected
     count. The factors of the plan's Kruskal forms have derivatives too.
     """
-    factors = () if plan.factored is None else vars(plan.factored.factors).values()
+    factors = () if plan.cp is None else (plan.cp.u, plan.cp.v, plan.cp.w)
     total: Tensor = _LogLikelihood.apply(plan, rules, leaf, *factors)
     return total
 

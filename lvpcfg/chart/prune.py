@@ -24,8 +24,10 @@ from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import Problem, Solution, solve_outside
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.tiles import pick, places
-from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.rule_cp import RuleCP
+from lvpcfg.grammar.rules import starts_of
 
 CHUNK = 1 << 21  # numbers held at once
 ALIKE = 0.1  # sentences whose lengths differ by no more than this share are in one chart,
@@ -36,7 +38,8 @@ class FineRules:
     """The rules of a grammar as forests number them: binary rules, steps from bottom to top, root rules."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self.grammar, self.factored = grammar, grammar.factored
+        binary = grammar.binary.for_forests()
+        self.grammar, self.cp = grammar, binary if isinstance(binary, RuleCP) else None
         states, symbols = grammar.states, len(grammar.symbols)
         device = states.device
         self.first = grammar.first_state
@@ -52,7 +55,7 @@ class FineRules:
         within = torch.arange(len(step), device=device) - starts_of(volume)[step]
         row = self.first[above[step]] + within // states[below[step]]
         column = self.first[below[step]] + within % states[below[step]]
-        self.values = torch.cat([grammar.binary, closure[row, column], grammar.root])
+        self.values = torch.cat([binary.values, closure[row, column], grammar.root])
         ones = torch.ones_like(states)
         self.sizes = torch.cat(
             [

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.algebra import safe_log
-from lvpcfg.chart.build import unary_matrix
 from lvpcfg.grammar.grammar import Grammar
 
 
@@ -48,5 +47,5 @@ class Chains:
 
 
 def _square(grammar: Grammar) -> Tensor:
-    matrix = unary_matrix(grammar).detach()
+    matrix = grammar.unary_matrix().detach()
     return torch.cat([matrix, matrix.new_zeros(matrix.shape[1] - len(matrix), matrix.shape[1])])

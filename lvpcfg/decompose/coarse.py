@@ -10,7 +10,7 @@ from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.model import Model
-from lvpcfg.grammar.projection import projected
+from lvpcfg.grammar.projection import nonnegative, projected
 
 MANY = 128  # phrase symbols: unary rules between all of them make whole charts slow to decode
 
@@ -28,7 +28,7 @@ def with_cover(model: Model) -> Model:
 
 
 def coarse_cover(grammar: Grammar) -> Factors:
-    grammar = grammar.expanded()
+    grammar = nonnegative(grammar)
     coarsest = projected(grammar, expected_states(grammar), torch.zeros_like(grammar.symbol_of_state))
     cover = cover_by_kind(rule_tensor(coarsest.grammar))
     # A grammar without binary rules gets a term that is zero.

@@ -24,8 +24,10 @@ from lvpcfg.decompose.whole import fitted, rule_tensor
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors, RuleFactors
+from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.rule_cp import RuleCP
+from lvpcfg.grammar.whole_cp import WholeCP
 
 KINDS = ("two phrases", "a phrase and a word", "a word and a phrase", "two words")
 Progress = Callable[[int, int], object]  # done, of how many
@@ -112,19 +114,15 @@ class Compression:
     """What became of the rules of a model."""
 
     model: Model
+    source: Grammar  # what was compressed
+    factors: Factors | None  # all rules as one CP form, where the method makes one
     kind: Tensor  # [rules]: 0 .. 3, as in KINDS
+    approximated: Tensor  # [rules]: which are in a CP form of their own
     gamma: Tensor  # [rules]: ||T - T^||_F of the rules that a Kruskal form of their own was tried for, else nan
     error: float  # ||T - T^||_F of the whole grammar
     negative: Tensor  # [rules]: the share of |T^| in entries below zero, of rules with a form of their own, else 0
     before: int  # numbers that the binary rules take
     after: int
-
-    @property
-    def approximated(self) -> Tensor:
-        """[rules]"""
-        factored = self.model.grammar.factored
-        mask = torch.zeros_like(self.kind, dtype=torch.bool)
-        return mask if factored is None else mask.index_fill(0, factored.rules, True)
 
 
 def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
@@ -140,15 +138,18 @@ def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -
 def decompose(model: Model, options: Options, seed: int = 0, progress: Progress | None = None) -> Compression:
     check(options)
     grammar = model.grammar
-    if grammar.factored is not None or grammar.kruskal is not None:
+    if grammar.binary.compressed:
         raise InputError("the model is compressed already: expected one as job=train makes it.")
+    factors, approximated = None, torch.zeros(len(grammar.binary), dtype=torch.bool)
     if isinstance(options, ALSOptions):
         found = fit_rules(grammar, options, seed, progress)
         small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
+        approximated.index_fill_(0, found.used(options.threshold), True)
         error = float(torch.where(gamma <= options.threshold, gamma, 0).norm()) if options.threshold else 0.0
     else:
         factors = _whole(grammar, options, seed, progress)
-        small, error = replace(grammar, kruskal=factors.map(lambda x: x.to(grammar.binary.dtype))), 0.0
+        binary = WholeCP.from_factors(factors.map(lambda x: x.to(grammar.binary.dtype)), grammar.binary)
+        small, error = replace(grammar, binary=binary), 0.0
         if options.name != "cover":
             error = _distance(rule_tensor(grammar), factors)
         gamma = torch.full((len(grammar.binary_rules),), torch.nan, dtype=torch.float64)
@@ -156,23 +157,16 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
     return Compression(
         replace(model, grammar=small, provenance=provenance),
-        grammar.binary_kinds,
+        grammar,
+        factors,
+        grammar.binary.child_types,
+        approximated,
         gamma,
         error,
         negative,
-        grammar.binary.numel(),
-        numbers_of(small),
+        grammar.binary.size,
+        small.binary.size,
     )
-
-
-def numbers_of(grammar: Grammar) -> int:
-    """How many numbers the binary rules are computed with."""
-    if grammar.kruskal is not None:
-        return sum(factor.numel() for factor in vars(grammar.kruskal).values())
-    if grammar.factored is None:
-        return grammar.binary.numel()
-    sizes = grammar.states[grammar.binary_rules[grammar.factored.rules]]
-    return grammar.binary.numel() + grammar.factored.factors.rank * int(sizes.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,22 +174,28 @@ class FittedRules:
     """Kruskal forms of the rules that would be smaller so; which of them are used is a matter of a threshold."""
 
     grammar: Grammar
-    forms: RuleFactors
+    rules: Tensor  # [some]: numbers of the rules that a form was tried for
+    factors: Factors  # of each of them, padded with zeros to the most states of a symbol
     gamma: Tensor  # [rules], nan where there is no form
     negative: Tensor  # [rules]
 
+    def used(self, threshold: float) -> Tensor:
+        """[some]: the rules whose form is used, ascending."""
+        return self.rules[self.gamma[self.rules] <= (threshold or -1)]
+
     def within(self, threshold: float) -> Grammar:
         """A rule keeps its tensor unless gamma <= threshold; 0 is exact inference."""
-        grammar, forms = self.grammar, self.forms
-        chosen = self.gamma[forms.rules] <= (threshold or -1)
-        rules = forms.rules[chosen]
+        grammar, forms = self.grammar, self.factors
+        rules = self.used(threshold)
+        chosen = torch.isin(self.rules, rules)
         if not len(rules):
             return grammar
-        volume = grammar.states[grammar.binary_rules].prod(1)
-        kept = torch.ones_like(volume, dtype=torch.bool).index_fill(0, rules, False)
-        binary = grammar.binary[torch.repeat_interleave(kept, volume)]
-        factored = RuleFactors(rules, forms.factors.map(lambda factor: factor[chosen]))
-        return replace(grammar, binary=binary, factored=factored)
+        tensors = grammar.binary.written_out()
+        is_exact = torch.ones(len(tensors), dtype=torch.bool).index_fill(0, rules, False)
+        values = tensors.values[torch.repeat_interleave(is_exact, tensors.starts.diff())]
+        u, v, w = (factor[chosen] for factor in (forms.u, forms.v, forms.w))
+        binary = RuleCP(tensors.state_counts, tensors.interminals, tensors.rules, values, rules, u, v, w)
+        return replace(grammar, binary=binary)
 
 
 def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Progress | None = None) -> FittedRules:
@@ -208,7 +208,7 @@ def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Pr
     negative = torch.zeros_like(gamma)
     widest = int(grammar.states.max())
     rules = smaller.nonzero().squeeze(1)
-    factors = Factors(*grammar.binary.new_zeros(3, len(rules), options.rank, widest))
+    factors = Factors(*grammar.root.new_zeros(3, len(rules), options.rank, widest))
     total, done = len(rules) * (options.restarts + 1), 0
 
     def advance(more: int) -> None:
@@ -220,9 +220,9 @@ def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Pr
     for shape in rounded[rules].unique(dim=0):
         places = (rounded[rules] == shape).all(1).nonzero().squeeze(1)
         x, y, z = shape.tolist()
-        tensors = grammar.binary.new_zeros(len(places), x, y, z)
+        tensors = grammar.root.new_zeros(len(places), x, y, z)
         for tensor, rule in zip(tensors, rules[places].tolist(), strict=True):
-            own = grammar.binary_tensor(rule)
+            own = grammar.binary.tensor(rule)
             tensor[: own.shape[0], : own.shape[1], : own.shape[2]] = own
         fit = als(
             tensors,
@@ -241,7 +241,7 @@ def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Pr
         approximation = fit.factors.tensor().flatten(1)
         mass = approximation.abs().sum(1).clamp_min(1e-300)
         negative[rules[places]] = (-approximation.clamp_max(0).sum(1) / mass).double()
-    return FittedRules(grammar, RuleFactors(rules, factors), gamma, negative)
+    return FittedRules(grammar, rules, factors, gamma, negative)
 
 
 def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | None) -> Factors:

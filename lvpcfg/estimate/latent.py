@@ -21,7 +21,9 @@ from torch import Tensor
 from lvpcfg.chart.forest import Forest, Plan, log_likelihood
 from lvpcfg.chart.tiles import Tensors
 from lvpcfg.estimate.observed import observed_forest
-from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.rule_tensors import RuleTensors
+from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, emissions
 from lvpcfg.trees.treebank import Treebank
 
@@ -217,14 +219,13 @@ class Latent:
 
     def grammar(self, counts: Counts, smoothing: Smoothing | None, hierarchy: Tensor) -> Grammar:
         """What the counts make, with the smoothed lexicon."""
-        parameters = self.parameters(counts, smoothing)
+        parameters, symbols = self.parameters(counts, smoothing), self.treebank.symbols
+        states, values = tuple(self.states.tolist()), parameters.rules[: self.binary_size]
         return Grammar(
-            symbols=self.treebank.symbols,
-            states=self.states,
-            binary_rules=self.treebank.binary_rules,
+            symbols=symbols,
+            binary=RuleTensors(states, len(symbols.interminals), self.treebank.binary_rules, values),
             unary_rules=self.treebank.unary_rules,
             root=parameters.root,
-            binary=parameters.rules[: self.binary_size],
             unary=parameters.rules[self.binary_size :],
             lexical=self.lexical_table(counts, smoothing),
             hierarchy=hierarchy,

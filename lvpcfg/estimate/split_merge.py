@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.estimate.latent import Counts, Latent
-from lvpcfg.grammar.grammar import starts_of
+from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.normalise import TOP
 
 CHUNK = 1 << 22  # numbers handled at once

@@ -84,8 +84,9 @@ def likeliest_rules(grammar: Grammar) -> list[tuple[Rule, ...]]:
     """For every state, binary and unary rules together."""
     first, m = grammar.first_state.tolist(), grammar.states.tolist()
     blocks: defaultdict[int, list[tuple[list[int], Tensor]]] = defaultdict(list)  # of each symbol: children, [m, ...]
-    for rule, (parent, *children) in enumerate(grammar.binary_rules.tolist()):
-        blocks[parent].append((children, grammar.binary_tensor(rule).detach().flatten(1)))
+    binary = grammar.binary.written_out()
+    for rule, (parent, *children) in enumerate(binary.rules.tolist()):
+        blocks[parent].append((children, binary.tensor(rule).detach().flatten(1)))
     for rule, (parent, *children) in enumerate(grammar.unary_rules.tolist()):
         blocks[parent].append((children, grammar.unary_tensor(rule).detach()))
     found: list[tuple[Rule, ...]] = [()] * len(grammar.root)

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_text
-from lvpcfg.grammar.grammar import Grammar, starts_of
+from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import MOST_STATES, Model
+from lvpcfg.grammar.rule_tensors import RuleTensors
+from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.binarise import INTERMEDIATE, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.normalise import TOP
@@ -54,11 +56,9 @@ def read_berkeley(prefix: PathLike, lexicon: bool = True) -> Model:
     unary_rules, unary_values = layout.blocks(unary, 2)
     grammar = Grammar(
         symbols=layout.symbols,
-        states=layout.states,
-        binary_rules=binary_rules,
+        binary=RuleTensors(tuple(layout.states.tolist()), len(layout.symbols.interminals), binary_rules, binary_values),
         unary_rules=unary_rules,
         root=layout.root,
-        binary=binary_values,
         unary=unary_values,
         lexical=table,
         closed=True,

@@ -1,4 +1,4 @@
-"""Kruskal form, T = sum_rho u_rho v_rho w_rho: of one tensor, or of each of a batch of tensors of one shape."""
+"""CP (Kruskal) form, T = sum_rho u_rho v_rho w_rho: of one tensor, or of each of a batch of tensors of one shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,14 +33,3 @@ class Factors:
         for gram in grams:
             product = product * gram
         return product.sum((-1, -2))
-
-
-@dataclass(frozen=True, eq=False)
-class RuleFactors:
-    """Some of the binary rules of a grammar, each T^{a -> b c} in Kruskal form of one rank."""
-
-    rules: Tensor  # [some]: their numbers, ascending
-    factors: Factors  # of the batch; states that a symbol does not have are zeros
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "RuleFactors":
-        return RuleFactors(function(self.rules), self.factors.map(function))

@@ -21,16 +21,26 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
+from lvpcfg.grammar import rule_cp, rule_tensors, whole_cp  # noqa: F401  (they register themselves)
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors, RuleFactors
+from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
 from lvpcfg.trees.binarise import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
-FORMAT, OLDEST, VERSION = "lvpcfg", 2, 4
+FORMAT, OLDEST, VERSION = "lvpcfg", 2, 5
 MOST_STATES = 1_000_000
+# Before this format, the representation of binary rules showed in a rank, and their tensors had other names.
+FIRST_WITH_REPRESENTATION = 5
+FORMER = {"factored": "rule_cp", "kruskal": "whole_cp"}
+FORMER_TENSORS = {
+    (new, name): f"{old}.{'rules' if name == 'cp_rules' else name}"
+    for old, new in FORMER.items()
+    for name in ("cp_rules", "u", "v", "w")
+}
 PART = 1 << 22  # numbers looked at at once
 
 
@@ -85,15 +95,11 @@ class Model:
 
 def _tensors(model: Model) -> dict[str, Tensor]:
     grammar = model.grammar
-    tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
-    tensors["hierarchy"] = grammar.hierarchy
+    tensors = {"root": grammar.root, "unary": grammar.unary, "hierarchy": grammar.hierarchy}
+    tensors |= {f"binary.{name}": tensor for name, tensor in grammar.binary.saved().items()}
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
-    if grammar.factored is not None:
-        tensors |= {f"factored.{name}": factor for name, factor in vars(grammar.factored.factors).items()}
-        tensors["factored.rules"] = grammar.factored.rules
-    for kind, factors in (("kruskal", grammar.kruskal), ("cover", model.cover)):
-        if factors is not None:
-            tensors |= {f"{kind}.{name}": factor.to(grammar.root.dtype) for name, factor in vars(factors).items()}
+    if model.cover is not None:
+        tensors |= {f"cover.{name}": factor.to(grammar.root.dtype) for name, factor in vars(model.cover).items()}
     return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
 
 
@@ -112,8 +118,7 @@ def _description(model: Model) -> dict[str, Any]:
         "binary_rules": grammar.binary_rules.tolist(),
         "unary_rules": grammar.unary_rules.tolist(),
         "closed": grammar.closed,
-        "factored_rank": 0 if grammar.factored is None else grammar.factored.factors.rank,  # 0: none are
-        "kruskal_rank": 0 if grammar.kruskal is None else grammar.kruskal.rank,
+        "binary": {"representation": grammar.binary.name} | grammar.binary.sizes(),
         "cover_rank": 0 if model.cover is None else model.cover.rank,
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
@@ -206,36 +211,32 @@ class _Reader:
         binary_rules = self.rules("binary_rules", 3, symbols)
         unary_rules = self.rules("unary_rules", 2, symbols)
         lexicon = self.lexicon()
-        inner = sum(states[: len(symbols.interminals)])
-        factored = self.factored(len(binary_rules), max(states))
-        exact = set(range(len(binary_rules))) - set([] if factored is None else factored.rules.tolist())
-        volumes = [states[a] * states[b] * states[c] for a, b, c in (binary_rules[rule] for rule in exact)]
+        rules = torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3)
+        cls, reader = self.representation()
         grammar = Grammar(
             symbols=symbols,
             root=self.floats("root", sum(states)),
-            binary=self.floats("binary", sum(volumes)),
+            binary=cls.read(tuple(states), len(symbols.interminals), rules, reader),
             unary=self.floats("unary", sum(states[a] * states[b] for a, b in unary_rules)),
             lexical=self.lexical(len(lexicon), sum(states[len(symbols.interminals) :])),
-            states=torch.tensor(states, dtype=torch.int64),
-            binary_rules=torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3),
             unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
             hierarchy=self.hierarchy(states),
             closed="closed" in self.description and self.get("closed", bool),  # else saved before there was such
-            factored=factored,
-            kruskal=self.factors("kruskal", self.rank("kruskal"), (inner, sum(states), sum(states))),
         )
         sizes = (len(symbols.interminals), len(symbols), len(symbols))
         cover = self.factors("cover", self.rank("cover"), sizes)
         return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict), cover)
 
-    def factored(self, rules: int, widest: int) -> RuleFactors | None:
-        if not self.rank("factored"):
-            return None
-        numbers = self.indices("factored.rules")
-        if not bool(((numbers >= 0) & (numbers < rules)).all()) or bool((numbers[1:] <= numbers[:-1]).any()):
-            self.refuse(f"the tensor 'factored.rules' should have numbers of its {rules} rules, ascending")
-        factors = self.factors("factored", self.rank("factored"), (widest,) * 3, len(numbers))
-        return None if factors is None else RuleFactors(numbers, factors)
+    def representation(self) -> tuple[type[BinaryRules], "_BinaryReader"]:
+        """How the binary rules are kept, and what they are read from."""
+        if self.get("version", int) < FIRST_WITH_REPRESENTATION:
+            name, rank = next(((new, self.rank(old)) for old, new in FORMER.items() if self.rank(old)), ("tensors", 0))
+            return REPRESENTATIONS[name], _BinaryReader(self, name, {"rank": rank}, former=True)
+        about = self.get("binary", dict)
+        name = about.get("representation")
+        if not isinstance(name, str) or name not in REPRESENTATIONS:
+            self.refuse(f"its binary rules are kept as {show(name)}: expected {' or '.join(REPRESENTATIONS)}")
+        return REPRESENTATIONS[name], _BinaryReader(self, name, about)
 
     def rank(self, name: str) -> int:
         """Of a Kruskal form; 0 where there is none, as in the models of older versions."""
@@ -348,3 +349,30 @@ class _Reader:
         if tensor.dim() != 1:
             self.refuse(f"the tensor {name!r} has the shape {tuple(tensor.shape)}, expected a vector")
         return tensor
+
+
+class _BinaryReader:
+    """The part of a model folder that holds the binary rules; in folders before format 5 under other names."""
+
+    def __init__(self, reader: _Reader, representation: str, about: dict[str, Any], former: bool = False) -> None:
+        self.reader, self.representation, self.about, self.former = reader, representation, about, former
+
+    def name(self, tensor: str) -> str:
+        if not self.former:
+            return f"binary.{tensor}"
+        return FORMER_TENSORS.get((self.representation, tensor), "binary")
+
+    def floats(self, name: str, size: int) -> Tensor:
+        return self.reader.floats(self.name(name), size)
+
+    def indices(self, name: str) -> Tensor:
+        return self.reader.indices(self.name(name))
+
+    def size(self, name: str) -> int:
+        number = self.about.get(name)
+        if type(number) is not int or not 0 <= number <= MOST_STATES:
+            self.refuse(f"'{name}' of its binary rules is {show(number)}: expected a number from 0 to {MOST_STATES}")
+        return number
+
+    def refuse(self, reason: str) -> NoReturn:
+        self.reader.refuse(reason)

@@ -4,18 +4,20 @@ p(a_i -> b_j c_k) over coarse states is the fine rule summed over the states of 
 of a_i, weighted by how often they are expected.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from lvpcfg.grammar.grammar import Grammar, starts_of, within_padding
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.rules import end_to_end, padded, starts_of
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
     grammar: Grammar  # its lexical table stays that of the fine grammar,
-    words: Tensor  # [tag states, coarse tag states]: which makes rows of that one rows of this one
+    words: Tensor  # [tag states, coarse tag states]: the rows of that table times this are those of the coarse grammar
     expected: Tensor  # [coarse states]: how often each is expected
 
 
@@ -35,25 +37,33 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
     member = expected.new_zeros(2, len(states), int(grammar.states.max()), int(states.max()))
     member[:, symbol, within, ancestor] = torch.stack([share, torch.ones_like(share)])  # of parents, of children
 
-    def means(rules: Tensor, starts: Tensor, values: Tensor) -> Tensor:
-        begin = starts_of(states[rules].prod(1))
-        found = values.new_zeros(int(begin[-1]) + 1)
-        for some, tensors in grammar.padded(rules, starts, values):
-            for mode, symbols in enumerate(rules[some].unbind(1)):
-                tensors = torch.einsum("rx...,rxk->r...k", tensors, member[min(mode, 1), symbols, : tensors.shape[1]])
-            place = within_padding(begin[some], states[rules[some]], tensors.shape[1:], len(found) - 1)
-            found[place] = tensors
-        return found[:-1].clamp_min_(0)  # approximations may be below
-
     inner = len(grammar.symbols.interminals)
     fold = expected.new_zeros(len(symbol), int(first[-1]))
     fold[torch.arange(len(symbol), device=device), coarse] = share
     one = replace(
         grammar,
-        states=states,
-        binary=means(grammar.binary_rules, grammar.binary_starts, grammar.binary),
-        unary=means(grammar.unary_rules, grammar.unary_starts, grammar.unary),
+        binary=grammar.binary.transformed(tuple(states.tolist()), *member),
+        unary=_unary(grammar, states, *member),
         root=grammar.root.new_zeros(int(first[-1])).index_add(0, coarse, grammar.root),
         hierarchy=grammar.hierarchy.new_zeros(0, int(first[-1])),
     )
     return Projection(one, fold[int(grammar.first_state[inner]) :, int(first[inner]) :], total)
+
+
+def _unary(grammar: Grammar, states: Tensor, parent: Tensor, child: Tensor) -> Tensor:
+    """All R over the coarse states, end to end; see `BinaryRules.transformed`."""
+    rules = grammar.unary_rules
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+        for some, matrices in padded(grammar.states, rules, grammar.unary_starts, grammar.unary):
+            a, b = rules[some].unbind(1)
+            p, c = parent[a, : matrices.shape[1]], child[b, : matrices.shape[2]]
+            yield some, torch.einsum("rxy,rxi,ryj->rij", matrices, p, c)
+
+    return end_to_end(pieces(), states[rules], grammar.unary)
+
+
+def nonnegative(grammar: Grammar) -> Grammar:
+    """A grammar to prune by: its rules as tensors, with 0 for what approximations took below."""
+    binary = grammar.binary.for_forests().written_out()
+    return replace(grammar, binary=replace(binary, values=binary.values.clamp_min(0)), unary=grammar.unary.clamp_min(0))

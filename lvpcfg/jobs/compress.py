@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import KINDS, Compression, Progress, decompose
-from lvpcfg.decompose.whole import difference, divergence, row_sums, rule_tensor, spectral_radius
+from lvpcfg.decompose.whole import difference, divergence, rule_tensor
 from lvpcfg.errors import InputError
 from lvpcfg.evaluate.pictures import draw_errors
+from lvpcfg.grammar.expectations import spectral_radius
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.model import Model
@@ -43,13 +44,12 @@ def run(config: Config, run: Run) -> None:
     found.model.save(target)
 
     run.say(", ".join(f"{name} {value}" for name, value in asdict(config.decompose).items()) + ":")
-    whole = found.model.grammar.kruskal
-    if whole is None:
+    if found.factors is None:
         _show_rules(found, run)
         _say_bounds(found, run)
     else:
-        _show_whole(found, whole, run)
-        _say_whole_bounds(found, whole, run)
+        _show_whole(found, found.factors, run)
+        _say_whole_bounds(found, found.factors, run)
     _say_sizes(found, source, target, run)
 
 
@@ -73,7 +73,7 @@ def _show_rules(found: Compression, run: Run) -> None:
     """Rules with a Kruskal form of their own, class by class."""
     grammar = found.model.grammar
     sizes = grammar.states[grammar.binary_rules]
-    rank = 0 if grammar.factored is None else grammar.factored.factors.rank
+    rank = found.model.provenance["compressed"]["rank"]
     after = torch.where(found.approximated, rank * sizes.sum(1), sizes.prod(1))
     tried = found.gamma.isfinite()
     rows = []
@@ -127,7 +127,7 @@ def _keep(run: Run, figures: dict[str, float], prefix: str = "") -> None:
 
 def _show_whole(found: Compression, factors: Factors, run: Run) -> None:
     """All rules as one sum of terms, beside the rules themselves."""
-    grammar = found.model.grammar
+    grammar = found.source
     beside = difference(rule_tensor(grammar), factors)
     rows = []
     for kind, name in enumerate([*KINDS, "all"]):
@@ -145,7 +145,7 @@ def _show_whole(found: Compression, factors: Factors, run: Run) -> None:
         rows.append([name, f"{figures['rules']:,}", f"{figures['norm']:.4g}", f"{figures['error']:.2e}", *shares])
     columns = ["rules with", "rules", "||T||", "||T - T^||", "mass where\nno rule is", "negative\nmass"]
     run.table(f"One sum of {factors.rank:,} terms, and how far it is from the rules", columns, rows)
-    sums = row_sums(factors, grammar)
+    sums = found.model.grammar.row_sums()
     figures = {
         "rank": factors.rank,
         "numbers_before": found.before,
@@ -153,7 +153,7 @@ def _show_whole(found: Compression, factors: Factors, run: Run) -> None:
         "compression": found.before / found.after,
         "row_sum_least": float(sums.min()),
         "row_sum_largest": float(sums.max()),
-        "spectral_radius": spectral_radius(factors, grammar),
+        "spectral_radius": spectral_radius(found.model.grammar),
         "kl": divergence(grammar, factors),
     }
     _keep(run, figures)
@@ -202,7 +202,7 @@ def _covered(number: float, things: str, unit: str) -> str:
 
 def _say_whole_bounds(found: Compression, factors: Factors, run: Run) -> None:
     """Cohen, Satta & Collins 2013; of trees of the exact grammar alone."""
-    grammar = found.model.grammar
+    grammar = found.source
     nu, m = _smallest(grammar), len(grammar.root)
     length = bounds.covered_length(found.error, nu, m, EPSILON)
     _keep(run, {"bound_delta": found.error, "bound_nu": nu, "bound_length": length})
@@ -220,7 +220,7 @@ def _say_whole_bounds(found: Compression, factors: Factors, run: Run) -> None:
 
 def _smallest(grammar: Grammar) -> float:
     """The smallest probability of a rule, of any kind."""
-    values = torch.cat([grammar.binary.detach(), grammar.unary.detach()]).double()
+    values = torch.cat([rule_tensor(grammar).values(), grammar.unary.detach()]).double()
     return float(values[values > 0].min())
 
 
@@ -231,6 +231,4 @@ def _say_sizes(found: Compression, source: Path, target: Path, run: Run) -> None
         f"Binary rules: {found.before:,} numbers before, {found.after:,} after. "
         f"Model folder: {before / 1e6:,.2f} MB before, {after / 1e6:,.2f} MB after."
     )
-    if found.model.grammar.kruskal is not None:
-        run.say("The rules themselves stay in the folder: decoders score trees with them.")
     run.say(f"The model is in {target}.")

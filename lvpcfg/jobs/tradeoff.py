@@ -26,7 +26,6 @@ from lvpcfg.decompose.compress import (
     SVDOptions,
     decompose,
     fit_rules,
-    numbers_of,
 )
 from lvpcfg.decompose.whole import divergence
 from lvpcfg.errors import InputError, show
@@ -165,7 +164,7 @@ class Candidate:
     def __init__(self, path: str, config: Config) -> None:
         self.path, self.config = path, config
         grammar = self.model.grammar
-        if grammar.factored is not None or grammar.kruskal is not None:
+        if grammar.binary.compressed:
             raise InputError(
                 f"the model in {show(path, 200)} is compressed already: expected one as job=train makes it."
             )
@@ -231,14 +230,14 @@ class Candidate:
                     fitted = fit_rules(grammar, ALSOptions(rank=setting.rank), self.config.seed, progress)
                 self.fits[setting.rank] = fitted, time.perf_counter() - begin
             fitted, seconds = self.fits[setting.rank]
-            small = fitted.within(setting.threshold)
-            used = [] if small.factored is None else fitted.gamma[small.factored.rules].tolist()
-            gamma = max(used, default=0.0)
-            return Approximation(replace(model, grammar=small), setting.rank, len(used), gamma, math.nan, seconds)
+            small = replace(model, grammar=fitted.within(setting.threshold))
+            used = fitted.used(setting.threshold)
+            gamma = float(fitted.gamma[used].max()) if len(used) else 0.0
+            return Approximation(small, setting.rank, len(used), gamma, math.nan, seconds)
         options = {COVER: Options(), SVD: SVDOptions(), APR: APROptions(rank=setting.rank)}[setting.method]
         with fitting(setting.name) as progress:
             found = decompose(model, options, self.config.seed, progress)
-        seconds, factors = time.perf_counter() - begin, found.model.grammar.kruskal
+        seconds, factors = time.perf_counter() - begin, found.factors
         assert factors is not None
         kl = divergence(grammar, factors)
         return Approximation(found.model, factors.rank, len(grammar.binary_rules), found.error, kl, seconds)
@@ -281,7 +280,7 @@ class Candidate:
             approximated=made.approximated,
             gamma=made.gamma,
             kl=made.kl,
-            numbers=numbers_of(made.model.grammar),
+            numbers=made.model.grammar.binary.size,
             fit_seconds=made.seconds,
             sentences=len(gold),
             **{name: scores[name] for name in ("precision", "recall", "f1", "f1_all")},

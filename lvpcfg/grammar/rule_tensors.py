@@ -1,0 +1,59 @@
+"""Binary rules as tensors: exact, and what every other representation can be written out as."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lvpcfg.grammar.rules import BinaryRules, Reader, end_to_end, padded, representation, starts_of
+
+
+@representation
+@dataclass(frozen=True, eq=False)
+class RuleTensors(BinaryRules):
+    """All T end to end in one vector, since they differ in shape."""
+
+    values: Tensor  # [sum of m_a m_b m_c], each T in row-major order
+
+    name: ClassVar[str] = "tensors"
+    parameters: ClassVar[tuple[str, ...]] = ("values",)
+    compressed: ClassVar[bool] = False
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """[rules + 1]: where each T begins in `values`."""
+        return starts_of(self.states[self.rules].prod(1))
+
+    def written_out(self) -> "RuleTensors":
+        return self
+
+    def tensor(self, rule: int) -> Tensor:
+        """A view."""
+        begin, end = self.starts[rule : rule + 2].tolist()
+        return self.values[begin:end].view(*self.states[self.rules[rule]].tolist())
+
+    def row_sums(self) -> Tensor:
+        sizes = self.states[self.rules].prod(1)
+        rule = torch.repeat_interleave(sizes, output_size=len(self.values))
+        within = torch.arange(len(self.values), device=rule.device) - self.starts[rule]
+        parents = self.rules[:, 0]
+        state = self.first_state[parents[rule]] + within // (sizes // self.states[parents])[rule]
+        return self.values.new_zeros(sum(self.state_counts)).index_add(0, state, self.values)
+
+    def transformed(self, state_counts: tuple[int, ...], parent: Tensor, child: Tensor) -> "RuleTensors":
+        def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+            for some, tensors in padded(self.states, self.rules, self.starts, self.values):
+                for basis, symbols in zip((parent, child, child), self.rules[some].unbind(1), strict=True):
+                    tensors = torch.einsum("rx...,rxk->r...k", tensors, basis[symbols, : tensors.shape[1]])
+                yield some, tensors
+
+        new = RuleTensors(state_counts, self.interminals, self.rules, self.values)
+        return replace(new, values=end_to_end(pieces(), new.states[self.rules], self.values))
+
+    @classmethod
+    def read(cls, state_counts: tuple[int, ...], interminals: int, rules: Tensor, reader: Reader) -> "RuleTensors":
+        volume = torch.tensor(state_counts)[rules].prod(1)
+        return cls(state_counts, interminals, rules, reader.floats("values", int(volume.sum())))
