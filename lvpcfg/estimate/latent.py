@@ -215,7 +215,7 @@ class Latent:
         lexical = torch.nn.functional.pad(parameters.lexical, (0, 1)).to(self.device, torch.float32)
         return rules, lexical[self.leaf_places]
 
-    def grammar(self, counts: Counts, smoothing: Smoothing | None, hierarchy: Tensor) -> Grammar:
+    def grammar(self, counts: Counts, smoothing: Smoothing | None = None, hierarchy: Tensor | None = None) -> Grammar:
         """What the counts make, with the smoothed lexicon."""
         parameters = self.parameters(counts, smoothing)
         return Grammar(
@@ -227,7 +227,7 @@ class Latent:
             binary=parameters.rules[: self.binary_size],
             unary=parameters.rules[self.binary_size :],
             lexical=self.lexical_table(counts, smoothing),
-            hierarchy=hierarchy,
+            hierarchy=torch.zeros(0, len(counts.root), dtype=torch.int64) if hierarchy is None else hierarchy,
         )
 
 
