@@ -61,7 +61,7 @@ class Mine:
         treebank = build_treebank(self.task.treebank.to_trees()[: 2 * self.done])
         lexicon, unseen = build_lexicon(treebank, self.task.signature)
         latent, counts = observed_counts(treebank, lexicon, unseen)
-        provenance = self.task.provenance(self.options, self.done)
+        provenance = {"estimator": "mine", "iterations": self.done}
         return Model(latent.grammar(counts), lexicon, self.task.treebank.binarisation, provenance)
 
     def checkpoint(self, notes):

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Model, corpus, train
-from lvpcfg.decompose.coarse import with_cover
+from lvpcfg.decompose.coarse import with_coarse
 from lvpcfg.files import write_bytes
 from lvpcfg.grammar import model as model_file
+from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.projection import projected
 
@@ -49,22 +50,64 @@ def test_round_trip_is_exact_for_any_number_of_states(tmp_path_factory, seed, st
     assert sorted(os.listdir(folder)) == ["model.json", "model.safetensors"]
 
 
+def same_coarse(one, other):
+    """Whether two coarse grammars have the same numbers."""
+    one, other = (model.coarse.grammar for model in (one, other))
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("root", "binary", "unary", "states")]
+    pairs += [(value, vars(other.lexical)[name]) for name, value in vars(one.lexical).items() if name != "widest"]
+    return one.closed == other.closed and all(torch.equal(*pair) for pair in pairs)
+
+
 def test_what_pruning_needs_is_saved_and_loaded(tmp_path):
-    model = with_cover(random_model())
+    model = with_coarse(random_model())
     model.save(tmp_path)
     loaded = Model.load(tmp_path)
+    assert same_coarse(model, loaded)
+    cover = loaded.coarse.cover
     assert all(
         torch.equal(one, other)
-        for one, other in zip(vars(model.cover).values(), vars(loaded.cover).values(), strict=True)
+        for one, other in zip(vars(model.coarse.cover).values(), vars(cover).values(), strict=True)
     )
     coarsest = projected(model.grammar, expected_states(model.grammar), torch.zeros_like(model.grammar.symbol_of_state))
-    exact = torch.zeros(model.cover.tensor().shape)
+    exact = torch.zeros(cover.tensor().shape)
     for (a, b, c), value in zip(model.grammar.binary_rules.tolist(), coarsest.grammar.binary.tolist(), strict=True):
         exact[a, b, c] = value
-    assert torch.allclose(loaded.cover.tensor(), exact.to(loaded.cover.u), atol=1e-7)
-    assert with_cover(loaded) is loaded
+    assert torch.allclose(cover.tensor(), exact.to(cover.u), atol=1e-7)
+    assert with_coarse(loaded) is loaded
     plain = train(corpus("dev")[:20])
-    assert with_cover(plain).cover is None  # its charts are not pruned
+    assert with_coarse(plain).coarse is None  # its charts are not pruned
+
+
+def test_a_model_without_a_coarse_grammar_stays_so(tmp_path):
+    random_model().save(tmp_path)
+    assert Model.load(tmp_path).coarse is None
+
+
+def test_a_coarse_grammar_without_its_cover_is_saved_too(tmp_path):
+    model = replace(random_model(), coarse=projected_coarse(random_model().grammar))
+    model.save(tmp_path)
+    loaded = Model.load(tmp_path)
+    assert same_coarse(model, loaded)
+    assert loaded.coarse.cover is None
+
+
+@pytest.mark.parametrize("cover", [True, False])
+def test_the_coarse_grammar_of_an_older_folder_is_projected(tmp_path, cover):
+    model = with_coarse(random_model()) if cover else random_model()
+    model.save(tmp_path)
+    description = json.loads((tmp_path / "model.json").read_text())
+    del description["coarse"]
+    (tmp_path / "model.json").write_text(json.dumps(description | {"version": 4}))
+    loaded = Model.load(tmp_path)
+    assert same_coarse(with_coarse(model), loaded)
+    assert (loaded.coarse.cover is not None) == cover
+
+
+def test_a_coarse_grammar_has_nothing_below_zero(tmp_path):
+    model = with_coarse(random_model())
+    model.coarse.grammar.unary[0] = -0.1
+    with pytest.raises(InputError, match="cannot be saved: its coarse grammar has numbers below zero"):
+        model.save(tmp_path)
 
 
 @pytest.mark.parametrize("unaries", ["collapse", "keep"])

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # options are checked without torch and nltk
     from nltk.tree import Tree
 
     from lvpcfg.estimate.checkpoint import Checkpoint
+    from lvpcfg.estimate.latent import Observed
+    from lvpcfg.grammar.grammar import Grammar
     from lvpcfg.grammar.model import Model
     from lvpcfg.trees.treebank import Treebank
 
@@ -69,9 +71,15 @@ class Task:
             "treebank": self._fingerprint,
         }
 
-    def provenance(self, options: Options, done: int) -> dict[str, Any]:
-        """What a model says of how it was made."""
-        return {
+    def model(self, options: Options, done: int, grammar: "Grammar", **provenance: Any) -> "Model":
+        """The model of a grammar over the treebank's symbols, rules and words, after so many steps.
+
+        Its coarse grammar is the treebank PCFG. `provenance` is what else it says of how it was made.
+        """
+        from lvpcfg.grammar.coarse import is_large
+        from lvpcfg.grammar.model import Model
+
+        made = {
             "estimator": options.name,
             "options": asdict(options),
             "seed": self.seed,
@@ -79,6 +87,17 @@ class Task:
             "words": int(self.treebank.lengths.sum()),
             "iterations": done,
         }
+        coarse = self.observed.coarse if is_large(grammar) else None
+        return Model(grammar, self.observed.lexicon, self.treebank.binarisation, made | provenance, coarse)
+
+    @cached_property
+    def observed(self) -> "Observed":
+        """The lexicon, and the counts of the treebank as it stands, one state for each symbol."""
+        import torch
+
+        from lvpcfg.estimate.latent import Observed
+
+        return Observed.of(self.treebank, self.signature, torch.device(self.device))
 
     @cached_property
     def _fingerprint(self) -> str:

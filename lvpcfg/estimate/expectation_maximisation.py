@@ -10,15 +10,13 @@ from typing import Any, Literal
 
 import torch
 
-from lvpcfg.decompose.coarse import with_cover
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Options, Step, Task
-from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
+from lvpcfg.estimate.latent import Counts, Smoothing
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
-from lvpcfg.trees.lexicon import build_lexicon
 
 ROUNDING = 1e-6  # of the log-likelihood, and for each node: scores on trees are float32
 
@@ -67,8 +65,7 @@ class ExpectationMaximisation:
     def __init__(self, options: Options, task: Task, phases: Sequence[Phase], rare: int) -> None:
         """Words that occur at most `rare` times share one profile over the states of a tag."""
         self.options, self.task = options, task
-        self.lexicon, unseen = build_lexicon(task.treebank, task.signature)
-        latent, counts = observed_counts(task.treebank, self.lexicon, unseen, rare, torch.device(task.device))
+        latent, counts = task.observed.latent.with_rare(rare), task.observed.counts
         self.refinement = Refinement(latent, counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
         self.steps, self.done = iterations(phases), 0
         self.log_likelihood = -torch.inf  # under the counts before the last iteration
@@ -117,10 +114,8 @@ class ExpectationMaximisation:
         return self.refinement.latent.grammar(self.refinement.counts, smoothing, self.refinement.hierarchy)
 
     def model(self) -> Model:
-        provenance = self.task.provenance(self.options, self.done)
-        if self.done:
-            provenance["log_likelihood"] = self.log_likelihood
-        return with_cover(Model(self.grammar(), self.lexicon, self.task.treebank.binarisation, provenance))
+        found = {"log_likelihood": self.log_likelihood} if self.done else {}
+        return self.task.model(self.options, self.done, self.grammar(), **found)
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
         return Checkpoint(

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
+from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
 from lvpcfg.trees.binarise import RIGHT, Binarisation
@@ -29,7 +30,7 @@ from lvpcfg.trees.treebank import Symbols
 
 JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
-FORMAT, OLDEST, VERSION = "lvpcfg", 2, 4
+FORMAT, OLDEST, VERSION = "lvpcfg", 2, 5
 MOST_STATES = 1_000_000
 PART = 1 << 22  # numbers looked at at once
 
@@ -42,8 +43,7 @@ class Model:
     lexicon: Lexicon
     binarisation: Binarisation
     provenance: dict[str, Any] = field(default_factory=dict)  # how it was made, as plain JSON
-    # The binary rules of the grammar without its states, as one exact sum of terms: for the coarse pass of parsing.
-    cover: Factors | None = None
+    coarse: CoarseGrammar | None = None  # charts are pruned by it; without one, they are filled
 
     def save(self, path: PathLike) -> None:
         """Writes the model into the folder `path`; a crash leaves the old model or the new one.
@@ -88,10 +88,15 @@ def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {"root": grammar.root, "binary": grammar.binary, "unary": grammar.unary}
     tensors["hierarchy"] = grammar.hierarchy
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
+    cover = None
+    if model.coarse is not None:
+        coarse, cover = model.coarse.grammar.to(dtype=grammar.root.dtype), model.coarse.cover
+        tensors |= {f"coarse.{name}": getattr(coarse, name) for name in ("root", "binary", "unary")}
+        tensors |= {f"coarse.lexical.{name}": getattr(coarse.lexical, name) for name in LEXICAL}
     if grammar.factored is not None:
         tensors |= {f"factored.{name}": factor for name, factor in vars(grammar.factored.factors).items()}
         tensors["factored.rules"] = grammar.factored.rules
-    for kind, factors in (("kruskal", grammar.kruskal), ("cover", model.cover)):
+    for kind, factors in (("kruskal", grammar.kruskal), ("cover", cover)):
         if factors is not None:
             tensors |= {f"{kind}.{name}": factor.to(grammar.root.dtype) for name, factor in vars(factors).items()}
     return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
@@ -114,7 +119,8 @@ def _description(model: Model) -> dict[str, Any]:
         "closed": grammar.closed,
         "factored_rank": 0 if grammar.factored is None else grammar.factored.factors.rank,  # 0: none are
         "kruskal_rank": 0 if grammar.kruskal is None else grammar.kruskal.rank,
-        "cover_rank": 0 if model.cover is None else model.cover.rank,
+        "coarse": model.coarse is not None,
+        "cover_rank": 0 if model.coarse is None or model.coarse.cover is None else model.coarse.cover.rank,
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
@@ -224,9 +230,34 @@ class _Reader:
             factored=factored,
             kruskal=self.factors("kruskal", self.rank("kruskal"), (inner, sum(states), sum(states))),
         )
-        sizes = (len(symbols.interminals), len(symbols), len(symbols))
-        cover = self.factors("cover", self.rank("cover"), sizes)
-        return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict), cover)
+        return Model(
+            grammar, lexicon, self.binarisation(), self.get("provenance", dict), self.coarse(grammar, len(lexicon))
+        )
+
+    def coarse(self, grammar: Grammar, entries: int) -> CoarseGrammar | None:
+        """Models of older versions have at most a cover: their coarse grammars were projected."""
+        symbols = len(grammar.symbols)
+        cover = self.factors("cover", self.rank("cover"), (len(grammar.symbols.interminals), symbols, symbols))
+        if self.get("version", int) < 5:
+            return replace(projected_coarse(grammar), cover=cover) if is_large(grammar) else None
+        if not self.get("coarse", bool):
+            return None
+        coarse = replace(
+            grammar,
+            states=torch.ones_like(grammar.states),
+            root=self.floats("coarse.root", symbols),
+            binary=self.floats("coarse.binary", len(grammar.binary_rules)),
+            unary=self.floats("coarse.unary", len(grammar.unary_rules)),
+            lexical=self.lexical(entries, len(grammar.symbols.preterminals), "coarse.lexical"),
+            hierarchy=torch.zeros(0, symbols, dtype=torch.int64),
+            factored=None,
+            kruskal=None,
+        )
+        lexical = coarse.lexical
+        for tensor in (coarse.root, coarse.binary, coarse.unary, lexical.value, lexical.weight, lexical.backoff):
+            if bool((tensor < 0).any()):
+                self.refuse("its coarse grammar has numbers below zero")
+        return CoarseGrammar(coarse, cover)
 
     def factored(self, rules: int, widest: int) -> RuleFactors | None:
         if not self.rank("factored"):
@@ -272,18 +303,18 @@ class _Reader:
         except InputError as error:
             self.refuse(str(error).rstrip("."))
 
-    def lexical(self, entries: int, states: int) -> LexicalTable:
-        weight, source = self.floats("lexical.weight", entries), self.indices("lexical.source")
+    def lexical(self, entries: int, states: int, name: str = "lexical") -> LexicalTable:
+        weight, source = self.floats(f"{name}.weight", entries), self.indices(f"{name}.source")
         sources = int(source.max()) + 1 if len(source) else 0
         if len(source) != entries or not sources or int(source.min()) < 0 or sources > entries:
-            self.refuse(f"the tensor 'lexical.source' should have a row for each of {entries} entries")
-        backoff = self.floats("lexical.backoff", sources * states).view(sources, states)
-        row, state = self.indices("lexical.row"), self.indices("lexical.state")
+            self.refuse(f"the tensor '{name}.source' should have a row for each of {entries} entries")
+        backoff = self.floats(f"{name}.backoff", sources * states).view(sources, states)
+        row, state = self.indices(f"{name}.row"), self.indices(f"{name}.state")
         if len(row) != entries + 1 or row[0] != 0 or row[-1] != len(state) or bool((row[1:] < row[:-1]).any()):
-            self.refuse("the tensor 'lexical.row' does not divide 'lexical.state' into rows")
+            self.refuse(f"the tensor '{name}.row' does not divide '{name}.state' into rows")
         if bool(((state < 0) | (state >= states)).any()):
-            self.refuse(f"the tensor 'lexical.state' names a state outside of 0 .. {states - 1}")
-        value = self.floats("lexical.value", len(state))
+            self.refuse(f"the tensor '{name}.state' names a state outside of 0 .. {states - 1}")
+        value = self.floats(f"{name}.value", len(state))
         return LexicalTable(row, state, value, weight, source, backoff, widest=int((row[1:] - row[:-1]).max()))
 
     def get(self, key: str, kind: type) -> Any:

@@ -14,8 +14,8 @@ from lvpcfg.grammar.grammar import Grammar, starts_of, within_padding
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    grammar: Grammar  # its lexical table stays that of the fine grammar,
-    words: Tensor  # [tag states, coarse tag states]: which makes rows of that one rows of this one
+    grammar: Grammar
+    words: Tensor  # [tag states, coarse tag states]: fine lexical parameters @ this are the coarse ones
     expected: Tensor  # [coarse states]: how often each is expected
 
 
@@ -46,6 +46,7 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
         return found[:-1].clamp_min_(0)  # approximations may be below
 
     inner = len(grammar.symbols.interminals)
+    tags, coarse_tags = int(grammar.first_state[inner]), int(first[inner])  # where the states of tags begin
     fold = expected.new_zeros(len(symbol), int(first[-1]))
     fold[torch.arange(len(symbol), device=device), coarse] = share
     one = replace(
@@ -54,6 +55,7 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
         binary=means(grammar.binary_rules, grammar.binary_starts, grammar.binary),
         unary=means(grammar.unary_rules, grammar.unary_starts, grammar.unary),
         root=grammar.root.new_zeros(int(first[-1])).index_add(0, coarse, grammar.root),
+        lexical=grammar.lexical.fold(share[tags:], coarse[tags:] - coarse_tags, int(first[-1]) - coarse_tags),
         hierarchy=grammar.hierarchy.new_zeros(0, int(first[-1])),
     )
-    return Projection(one, fold[int(grammar.first_state[inner]) :, int(first[inner]) :], total)
+    return Projection(one, fold[tags:, coarse_tags:], total)
