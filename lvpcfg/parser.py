@@ -34,9 +34,10 @@ from lvpcfg.chart.inside import AnyRules
 from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.unary import Chains
-from lvpcfg.decompose.coarse import coarse_cover, is_large
+from lvpcfg.decompose.coarse import covered
 from lvpcfg.errors import InputError, expect, is_out_of_memory, show
 from lvpcfg.files import PathLike
+from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import debinarise, unbinarised
@@ -82,8 +83,8 @@ class Parser(ParserI):  # type: ignore[misc]
     """Parses sentences with a model, or with several: a product of grammars, trained on the same trees.
 
     `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
-    `dtype` "float32" or "float64". Charts of grammars with latent states, or many symbols, are pruned: rules at
-    splits whose posterior without states is below `prune` are dropped; 0 drops nothing. Batches have up to
+    `dtype` "float32" or "float64". Charts of models with a coarse grammar are pruned: rules at splits whose posterior
+    by that grammar is below `prune` are dropped; 0 drops nothing. Batches have up to
     `batch_tokens` words, or less where charts are large.
     """
 
@@ -116,15 +117,18 @@ class Parser(ParserI):  # type: ignore[misc]
         if self._signed and (decoder == VITERBI or (len(self.models) > 1 and not approximate)):
             what = "the decoder viterbi" if decoder == VITERBI else "a product of grammars"
             raise InputError(f"{what} needs non-negative parameters: this model has negative ones.")
-        prunable = is_large(self._grammar) and self._grammar.binary.prunable and (approximate or not self._signed)
+        coarse = self.model.coarse
+        if coarse is None and len(self.models) > 1:  # a product has no whole charts
+            coarse = projected_coarse(self.model.grammar)
+        prunable = coarse is not None and self._grammar.binary.prunable
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
         self._stages = Stages(self.device)
-        if self._pruned:
-            cover = self.model.cover or coarse_cover(self.model.grammar)
-            cover = cover.map(lambda factor: factor.to(self._grammar.root))
-            self._coarse_to_fine = CoarseToFine(self._grammars, cover, decoder, self._stages)
+        if self._pruned and coarse is not None:
+            coarse = covered(coarse).to(self.device, DTYPES[dtype])
+            self._coarse_words = coarse.grammar.lexical
+            self._coarse_to_fine = CoarseToFine(self._grammars, coarse, decoder, self._stages)
 
     @staticmethod
     def load(
@@ -282,13 +286,15 @@ class Parser(ParserI):  # type: ignore[misc]
     def _parse_forests(
         self, sentences: list[Sequence[str]], threshold: float, probabilities: bool
     ) -> list[Parse | None]:
-        words = []
-        for model, grammar in zip(self.models, self._grammars, strict=True):
-            entries = [entry for sentence in sentences for entry in model.lexicon.encode(sentence)]
-            words.append(grammar.lexical.lookup(torch.tensor(entries, device=self.device)))
+        entries = [
+            torch.tensor([entry for sentence in sentences for entry in model.lexicon.encode(sentence)]).to(self.device)
+            for model in self.models
+        ]
+        words = [grammar.lexical.lookup(some) for grammar, some in zip(self._grammars, entries, strict=True)]
+        coarse_words = self._coarse_words.lookup(entries[0])
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
         known = self._coarse_to_fine.negative
-        found = self._coarse_to_fine.parse(words, lengths, threshold, probabilities)
+        found = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold, probabilities)
         self.counts.negative_rules += self._coarse_to_fine.negative - known
         return [
             None

@@ -12,7 +12,7 @@ from hydra.experimental.callback import Callback
 from rich.console import Console
 
 from lvpcfg.decompose.compress import ALSOptions
-from lvpcfg.estimate.training import Options
+from lvpcfg.estimate.count import CountOptions
 from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, ProfileConfig, TradeoffConfig
 from lvpcfg.jobs.main import CAREFUL, JOBS
 from lvpcfg.jobs.run import Run
@@ -33,7 +33,7 @@ def begin(job, folder, printed=None, **options):
     settings = {
         "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
         "binarisation": BinarisationConfig("right", 0, 1, "keep"),
-        "estimator": Options(),
+        "estimator": CountOptions(),
         "decompose": ALSOptions(),
         "tradeoff": TradeoffConfig([2], [1e-1, 0], [3], 40),
         "profile": ProfileConfig(sentences=20, traced=1),

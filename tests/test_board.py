@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lvpcfg import corpus, write_trees
-from lvpcfg.estimate.training import SplitMergeOptions
+from lvpcfg.estimate.split_merge import SplitMergeOptions
 
 
 @pytest.fixture(scope="module")

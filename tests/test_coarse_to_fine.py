@@ -9,7 +9,7 @@ from cases import WITH_GRAMMAR, Posteriors, listable, make, small
 from nltk.tree import Tree
 from strategies import random_model
 
-from lvpcfg import InputError, Parser, corpus, train
+from lvpcfg import InputError, Parser, compress, corpus, train
 from lvpcfg.chart import coarse_to_fine, forest
 from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode import (
@@ -28,8 +28,12 @@ from lvpcfg.chart.forest import Forest, Plan, log_likelihood
 from lvpcfg.chart.inside import Chart
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import log_partition
-from lvpcfg.decompose.coarse import coarse_cover
+from lvpcfg.decompose.coarse import covered, with_coarse
+from lvpcfg.grammar.coarse import CoarseGrammar
+from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.projection import projected
 from lvpcfg.parser import THRESHOLD
+from lvpcfg.trees.lexicon import LexicalTable
 
 
 def flat(leaf):
@@ -37,8 +41,21 @@ def flat(leaf):
     return leaf.transpose(0, 1).flatten(0, 1), torch.full((leaf.shape[1],), leaf.shape[0])
 
 
+class Projecting(CoarseToFine):
+    """Its coarse grammar is the projection of the first one, and so are the coarse words."""
+
+    def __init__(self, grammars, decoder):
+        first = grammars[0].written_out()
+        coarsest = projected(first, expected_states(first), torch.zeros_like(first.symbol_of_state))
+        super().__init__(grammars, covered(CoarseGrammar(coarsest.grammar)), decoder)
+        self.fold = coarsest.words
+
+    def parse(self, words, lengths, threshold, probabilities):
+        return super().parse(words, words[0] @ self.fold, lengths, threshold, probabilities)
+
+
 def coarse_to_fine_of(grammars, decoder):
-    return CoarseToFine(grammars, coarse_cover(grammars[0]), decoder)
+    return Projecting(grammars, decoder)
 
 
 def found(case, leaf, decoder, threshold=0.0):
@@ -175,7 +192,8 @@ def test_a_forest_with_fewer_edges_has_fewer_nodes():
 
 @pytest.mark.parametrize("prune", [THRESHOLD, 0])
 def test_batches_that_do_not_fit_into_the_memory_are_parsed_in_halves(monkeypatch, prune):
-    model, sentences = random_model(), [["dog", "barks"], ["barks", "dog"], ["dog", "dog"], ["new", "dog"], ["dog"]]
+    model = with_coarse(random_model())
+    sentences = [["dog", "barks"], ["barks", "dog"], ["dog", "dog"], ["new", "dog"], ["dog"]]
     expected = Parser(model, device="cpu", prune=prune).parse_sents(sentences)
     parser = Parser(model, device="cpu", prune=prune)
     name = "_parse_pruned" if prune else "_parse_batch"
@@ -199,7 +217,7 @@ def test_batches_that_do_not_fit_into_the_memory_are_parsed_in_halves(monkeypatc
 
 
 def test_batches_have_so_many_words_at_the_most():
-    parser = Parser(random_model(), device="cpu", batch_tokens=7)
+    parser = Parser(with_coarse(random_model()), device="cpu", batch_tokens=7)
     lengths = [3, 9, 1, 3, 2, 2]
     batches = list(parser._batches(lengths))
     assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
@@ -258,7 +276,7 @@ class TestProduct:
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_the_parser_agrees_with_exhaustive_charts(decoder):
-    model = random_model()
+    model = with_coarse(random_model())
     sentences = [["dog"], ["dog", "barks"], ["barks", "dog", "new", "dog"], ["dog"] * 6]
     pruned, exhaustive = (Parser(model, decoder, "cpu", "float64", prune) for prune in (1e-12, 0))
     for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
@@ -278,8 +296,79 @@ def test_grammars_whose_rules_are_all_between_phrases():
     assert parser.counts.exhaustive == 0
 
 
+@pytest.fixture(scope="module")
+def model():
+    options = {"cycles": 2, "split_iterations": 4, "merge_iterations": 2, "smooth_iterations": 1}
+    return train(corpus("train")[:80], estimator="split_merge", **options)
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    return [tree.leaves() for tree in corpus("dev")][:12]
+
+
+class TestCoarseGrammar:
+    def test_is_the_treebank_pcfg(self, model):
+        counted, coarse = train(corpus("train")[:80]).grammar, model.coarse.grammar
+        assert torch.equal(coarse.binary_rules, model.grammar.binary_rules)
+        assert torch.equal(coarse.binary.values, counted.binary.values)
+        for name in ("states", "binary_rules", "unary_rules", "root", "unary"):
+            assert torch.equal(getattr(coarse, name), getattr(counted, name)), name
+        entries = torch.arange(len(model.lexicon))
+        assert torch.equal(coarse.lexical.lookup(entries), counted.lexical.lookup(entries))
+
+    def test_is_inherited(self, model):
+        assert compress(model, method="als", rank=2).coarse is model.coarse
+
+    def test_a_model_without_one_fills_whole_charts(self, model, sentences):
+        pruned, filled = Parser(model, device="cpu"), Parser(replace(model, coarse=None), device="cpu")
+        for parser in (pruned, filled):
+            parser.parse_sents(sentences[:3])
+        assert "coarse" in pruned.times
+        assert "coarse" not in filled.times
+
+    def test_signed_models_are_pruned_as_others_are(self, sentences):
+        """Cells y become G y, with an invertible G for each symbol: other parameters of the same trees."""
+        model = train(corpus("train")[:80], "em", states=3, iterations=4)
+        signed = replace(model, grammar=in_another_basis(model.grammar))
+        parsers = [Parser(one, device="cpu", dtype="float64") for one in (model, signed)]
+        one, two = (parser.analyse(sentences) for parser in parsers)
+        assert [parse.tree for parse in one] == [parse.tree for parse in two]
+        expected = [(parse.log_prob, parse.sentence_log_prob) for parse in one]
+        for parse, numbers in zip(two, expected, strict=True):
+            assert (parse.log_prob, parse.sentence_log_prob) == pytest.approx(numbers, rel=1e-9)
+        assert all("coarse" in parser.times and not parser.counts.exhaustive for parser in parsers)
+
+
+def in_another_basis(grammar):
+    """Every symbol has three states."""
+    generator = torch.Generator().manual_seed(2)
+    g = torch.randn(len(grammar.states), 3, 3, generator=generator, dtype=torch.float64)
+    back = torch.linalg.inv(g)
+    a, b, c = grammar.binary_rules.unbind(1)
+    binary = torch.einsum("rxi,rijk,rjy,rkz->rxyz", g[a], grammar.binary.values.view(-1, 3, 3, 3), back[b], back[c])
+    a, b = grammar.unary_rules.unbind(1)
+    unary = torch.einsum("rxi,rij,rjy->rxy", g[a], grammar.unary.view(-1, 3, 3), back[b])
+    root = torch.einsum("si,six->sx", grammar.root.view(-1, 3), back)
+    entries = len(grammar.lexical.row) - 1
+    table = grammar.lexical.lookup(torch.arange(entries)).view(entries, -1, 3)
+    table = torch.einsum("sxi,esi->esx", g[len(grammar.symbols.interminals) :], table).flatten(1)
+    lexical = LexicalTable(
+        row=torch.zeros(entries + 1, dtype=torch.int64),
+        state=torch.zeros(0, dtype=torch.int64),
+        value=table.new_zeros(0),
+        weight=table.new_ones(entries),
+        source=torch.arange(entries),
+        backoff=table,
+        widest=0,
+    )
+    binary = grammar.binary.with_tensors({"values": binary.flatten()})
+    return replace(grammar, root=root.flatten(), binary=binary, unary=unary.flatten(), lexical=lexical)
+
+
 def test_what_pruning_loses_is_parsed_again():
-    parser = Parser(random_model(), device="cpu", prune=0.9)  # of a sentence with several trees nothing is left
+    model = with_coarse(random_model())
+    parser = Parser(model, device="cpu", prune=0.9)  # of a sentence with several trees nothing is left
     sentence = ["barks", "dog", "new", "dog"]
     assert parser.parse(sentence).leaves() == sentence
     assert parser.counts.looser > 0

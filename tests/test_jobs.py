@@ -15,12 +15,13 @@ from running import ROOT, call, command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import InputError, Model, Parser, corpus, read_trees, train, write_trees
-from lvpcfg.estimate.training import ESTIMATORS, SplitMergeOptions
+from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.jobs import board, demo
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.main import JOBS
 from lvpcfg.jobs.workers import workers
+from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree, trees_from_text
 from lvpcfg.trees.walk import words
 
@@ -139,11 +140,11 @@ def test_right_options_pass(arguments):
     assert problem_with(arguments) is None
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ESTIMATORS.names())
 def test_the_defaults_of_estimators_are_the_same_from_python_and_from_the_command_line(name):
     written = yaml.safe_load((ROOT / f"conf/estimator/{name}.yaml").read_text())
     assert written.pop("defaults") == [f"{name}_schema", "_self_"]
-    assert written == asdict(ESTIMATORS[name]())
+    assert written == asdict(ESTIMATORS[name].options())
 
 
 def test_the_story(tmp_path, monkeypatch):

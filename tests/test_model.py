@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from strategies import random_model
 
-from lvpcfg import Binarisation, InputError, Model, corpus, train
-from lvpcfg.decompose.coarse import with_cover
+from lvpcfg import Binarisation, InputError, Model, compress, corpus, train
+from lvpcfg.decompose.coarse import with_coarse
 from lvpcfg.files import write_bytes
 from lvpcfg.grammar import model as model_file
+from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.projection import projected
 
@@ -48,24 +49,64 @@ def test_round_trip_is_exact_for_any_number_of_states(tmp_path_factory, seed, st
     assert sorted(os.listdir(folder)) == ["model.json", "model.safetensors"]
 
 
+def same_coarse(one, other):
+    """Whether two coarse grammars have the same numbers."""
+    one, other = (model.coarse.grammar for model in (one, other))
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("root", "unary", "states")]
+    pairs.append((one.binary.values, other.binary.values))
+    pairs += [(value, vars(other.lexical)[name]) for name, value in vars(one.lexical).items() if name != "widest"]
+    return one.closed == other.closed and all(torch.equal(*pair) for pair in pairs)
+
+
 def test_what_pruning_needs_is_saved_and_loaded(tmp_path):
-    model = with_cover(random_model())
+    model = with_coarse(random_model())
     model.save(tmp_path)
     loaded = Model.load(tmp_path)
+    assert same_coarse(model, loaded)
+    cover = loaded.coarse.cover
     assert all(
         torch.equal(one, other)
-        for one, other in zip(vars(model.cover).values(), vars(loaded.cover).values(), strict=True)
+        for one, other in zip(vars(model.coarse.cover).values(), vars(cover).values(), strict=True)
     )
     coarsest = projected(model.grammar, expected_states(model.grammar), torch.zeros_like(model.grammar.symbol_of_state))
-    exact = torch.zeros(model.cover.tensor().shape)
-    for (a, b, c), value in zip(
-        model.grammar.binary_rules.tolist(), coarsest.grammar.binary.values.tolist(), strict=True
-    ):
+    exact = torch.zeros(cover.tensor().shape)
+    values = coarsest.grammar.binary.values.tolist()
+    for (a, b, c), value in zip(model.grammar.binary_rules.tolist(), values, strict=True):
         exact[a, b, c] = value
-    assert torch.allclose(loaded.cover.tensor(), exact.to(loaded.cover.u), atol=1e-7)
-    assert with_cover(loaded) is loaded
+    assert torch.allclose(cover.tensor(), exact.to(cover.u), atol=1e-7)
+    assert with_coarse(loaded) is loaded
     plain = train(corpus("dev")[:20])
-    assert with_cover(plain).cover is None  # its charts are not pruned
+    assert with_coarse(plain).coarse is None  # its charts are not pruned
+
+
+def test_a_model_without_a_coarse_grammar_stays_so(tmp_path):
+    random_model().save(tmp_path)
+    assert Model.load(tmp_path).coarse is None
+
+
+def test_a_coarse_grammar_without_its_cover_is_saved_too(tmp_path):
+    model = replace(random_model(), coarse=projected_coarse(random_model().grammar))
+    model.save(tmp_path)
+    loaded = Model.load(tmp_path)
+    assert same_coarse(model, loaded)
+    assert loaded.coarse.cover is None
+
+
+@pytest.mark.parametrize("cover", [True, False])
+def test_the_coarse_grammar_of_an_older_folder_is_projected(tmp_path, cover):
+    model = with_coarse(random_model()) if cover else random_model()
+    model.save(tmp_path)
+    as_format_4(tmp_path)
+    loaded = Model.load(tmp_path)
+    assert same_coarse(with_coarse(model), loaded)
+    assert (loaded.coarse.cover is not None) == cover
+
+
+def test_a_coarse_grammar_has_nothing_below_zero(tmp_path):
+    model = with_coarse(random_model())
+    model.coarse.grammar.unary[0] = -0.1
+    with pytest.raises(InputError, match="cannot be saved: its coarse grammar has numbers below zero"):
+        model.save(tmp_path)
 
 
 @pytest.mark.parametrize("unaries", ["collapse", "keep"])
@@ -164,6 +205,34 @@ def edit_tensors(folder, **changes):
 def resign(folder):
     data = (folder / "model.safetensors").read_bytes()
     edit(folder, tensors_sha256=model_file.hashlib.sha256(data).hexdigest())
+
+
+FORMER = {"tensors": "", "rule_cp": "factored", "whole_cp": "kruskal"}
+
+
+def as_format_4(folder):
+    """What a folder looked like before the representation of its binary rules was named in it."""
+    about = json.loads((folder / "model.json").read_text())["binary"]
+    former = FORMER[about["representation"]]
+    named = load_file(folder / "model.safetensors")
+    for name in [name for name in named if name.startswith("binary.")]:
+        field = name.removeprefix("binary.")
+        field = {"values": "binary", "cp_rules": f"{former}.rules"}.get(field, f"{former}.{field}")
+        named[field] = named.pop(name)
+    save_file(named, folder / "model.safetensors")
+    resign(folder)
+    ranks = {f"{name}_rank": about["rank"] if name == former else 0 for name in ("factored", "kruskal")}
+    edit(folder, version=4, binary=None, coarse=None, **ranks)
+
+
+@pytest.mark.parametrize("method", [None, "als", "cover"])
+def test_folders_of_an_older_format_load(tmp_path, method):
+    model = random_model()
+    if method is not None:
+        model = compress(model, method, **({"rank": 1, "threshold": 10.0} if method == "als" else {}))
+    model.save(tmp_path)
+    as_format_4(tmp_path)
+    assert_same(model, Model.load(tmp_path))
 
 
 def test_missing_folder_and_files(folder, tmp_path):

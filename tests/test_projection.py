@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import make
+from strategies import random_model
 
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.projection import projected
@@ -46,3 +47,14 @@ def test_in_two_steps_is_that_in_one(grammar):
         assert torch.allclose(getattr(once.grammar, name), getattr(twice.grammar, name)), name
     assert torch.allclose(once.grammar.binary.values, twice.grammar.binary.values)
     assert torch.allclose(once.words, first.words @ twice.words)
+
+
+@pytest.mark.parametrize("states", [(2, 3, 1, 4), (1, 2, 3, 5)])
+def test_its_words_are_means_too(states):
+    grammar = random_model(1, states).grammar
+    entries = torch.arange(len(grammar.lexical.row) - 1)
+    for ancestor in (numbered(grammar) // 2, torch.zeros_like(grammar.symbol_of_state)):
+        coarse = projected(grammar, expected_states(grammar), ancestor)
+        expected = grammar.lexical.lookup(entries) @ coarse.words
+        assert torch.allclose(coarse.grammar.lexical.lookup(entries), expected)
+        assert coarse.grammar.lexical.widest <= expected.shape[1]

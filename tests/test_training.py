@@ -10,10 +10,14 @@ import torch
 
 from lvpcfg import Binarisation, InputError, build_treebank, corpus, train
 from lvpcfg.chart.forest import Plan
-from lvpcfg.estimate import split_merge
+from lvpcfg.estimate import states as state_operations
+from lvpcfg.estimate.count import CountOptions
+from lvpcfg.estimate.em import EMOptions
+from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
-from lvpcfg.estimate.training import EMOptions, Options, SplitMergeOptions, Trainer, steps
+from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.grammar.rules import starts_of
+from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import trees_from_text
 from lvpcfg.trees.lexicon import build_lexicon
 
@@ -26,6 +30,10 @@ TREES = """
 """
 EM = EMOptions(states=2, iterations=6, rare=1)
 SPLIT_MERGE = SplitMergeOptions(cycles=2, split_iterations=3, merge_iterations=2, smooth_iterations=2, rare=1)
+
+
+def estimator(treebank, options, **task):
+    return ESTIMATORS[options.name].run(options, Task(treebank, **task))
 
 
 def tiny(unaries="keep"):
@@ -136,10 +144,10 @@ def test_the_m_step_and_smoothing_are_normalised():
 
 @pytest.mark.parametrize("options", [EM, SPLIT_MERGE])
 def test_the_likelihood_never_falls_without_smoothing(options):
-    trainer = Trainer(build_treebank(corpus("dev")[:40]), options)
+    trainer = estimator(build_treebank(corpus("dev")[:40]), options)
     before = -math.inf
     for step in trainer.run():
-        if step.iteration > 1 and step.phase != "smooth":
+        if step.number > 1 and step.phase.name != "smooth":
             assert trainer.log_likelihood >= before - 1e-6 * abs(before)
         before = trainer.log_likelihood
         sums = trainer.grammar().row_sums()
@@ -147,7 +155,7 @@ def test_the_likelihood_never_falls_without_smoothing(options):
 
 
 def test_a_likelihood_that_falls_is_an_error():
-    trainer = Trainer(tiny(), EM)
+    trainer = estimator(tiny(), EM)
     run = trainer.run()
     next(run)
     trainer.log_likelihood = 0.0
@@ -162,7 +170,7 @@ def test_a_split_keeps_the_likelihood_and_the_counts():
     latent, counts = latent_of(tiny(), {"NP": 2, "NN": 3})
     before, _ = latent.expect(counts)
     for noise in (0.0, 0.1):
-        new, split = split_merge.split(latent, counts, 2, noise, torch.Generator().manual_seed(0))
+        new, split = state_operations.split(latent, counts, 2, noise, torch.Generator().manual_seed(0))
         assert new.states.tolist() == (2 * latent.states).tolist()
         after, _ = new.expect(split)
         words = int(latent.treebank.lengths.sum())
@@ -174,11 +182,11 @@ def test_a_split_keeps_the_likelihood_and_the_counts():
 
 def test_merging_what_was_split_without_noise_loses_nothing():
     latent, counts = latent_of(tiny(), {"NP": 2, "NN": 3})
-    new, split = split_merge.split(latent, counts, 2, 0.0, torch.Generator())
-    losses, exists = split_merge.merge_losses(new, split)
+    new, split = state_operations.split(latent, counts, 2, 0.0, torch.Generator())
+    losses, exists = state_operations.merge_losses(new, split)
     assert int(exists.sum()) == int(latent.states.sum())
     assert float(losses[exists].abs().max()) < 1e-4
-    old, merged, place = split_merge.merge(new, split, 1.0)
+    old, merged, place = state_operations.merge(new, split, 1.0)
     assert old.states.tolist() == latent.states.tolist()
     assert place.tolist() == [state // 2 for state in range(len(split.root))]
     assert_close(merged, counts, 1e-9)
@@ -197,12 +205,12 @@ def test_the_loss_of_a_merge_is_what_the_likelihood_loses(monkeypatch):
     scale = torch.repeat_interleave(frequency[latent.row_state], latent.row_length)
     counts = Counts(parameters.root, parameters.rules * scale, counts.lexical)
 
-    losses, exists = split_merge.merge_losses(latent, counts)
+    losses, exists = state_operations.merge_losses(latent, counts)
     x = latent.treebank.symbols.names.index("X")
     chosen = torch.ones_like(losses)
     chosen[x, 0] = 0
-    monkeypatch.setattr(split_merge, "merge_losses", lambda *_: (chosen, exists))
-    new, merged, _ = split_merge.merge(latent, counts, 1 / int(exists.sum()))
+    monkeypatch.setattr(state_operations, "merge_losses", lambda *_: (chosen, exists))
+    new, merged, _ = state_operations.merge(latent, counts, 1 / int(exists.sum()))
     assert int(new.states[x]) == 1
     assert int(new.states.sum()) == int(latent.states.sum()) - 1
     after, _ = new.expect(merged)
@@ -211,12 +219,12 @@ def test_the_loss_of_a_merge_is_what_the_likelihood_loses(monkeypatch):
 
 
 def test_the_hierarchy_tells_where_states_came_from():
-    trainer = Trainer(build_treebank(corpus("dev")[:40]), SPLIT_MERGE)
+    trainer = estimator(build_treebank(corpus("dev")[:40]), SPLIT_MERGE)
     states = []  # after each cycle
     for step in trainer.run():
-        if step.last:
-            states.append(trainer.latent.states.tolist())
-    hierarchy, first = trainer.hierarchy, trainer.latent.first.tolist()
+        if step.evaluate == "always":
+            states.append(trainer.refinement.latent.states.tolist())
+    hierarchy, first = trainer.refinement.hierarchy, trainer.refinement.latent.first.tolist()
     assert hierarchy.shape == (2, first[-1])
     for symbol, (coarse, fine) in enumerate(zip(*states, strict=True)):
         oldest, older = hierarchy[:, first[symbol] : first[symbol + 1]].tolist()
@@ -229,9 +237,13 @@ def test_the_hierarchy_tells_where_states_came_from():
 
 
 def test_half_of_the_pairs_are_merged():
-    trainer = Trainer(tiny(), SPLIT_MERGE)
-    symbols = len(trainer.latent.states)
-    sizes = [(step.phase, int(trainer.latent.states.sum())) for step in trainer.run() if step.cycle == 1]
+    trainer = estimator(tiny(), SPLIT_MERGE)
+    symbols = len(trainer.refinement.latent.states)
+    sizes = [
+        (step.phase.name, int(trainer.refinement.latent.states.sum()))
+        for step in trainer.run()
+        if step.phase.cycle == 1
+    ]
     assert sizes[0] == ("split", 2 * symbols)
     assert sizes[-1] == ("smooth", 2 * symbols - symbols // 2)
 
@@ -240,34 +252,42 @@ def test_half_of_the_pairs_are_merged():
 
 
 def test_the_steps_of_estimators():
-    assert steps(Options()) == []
-    assert [(step.phase, step.iteration, step.last) for step in steps(EMOptions(iterations=2))] == [
-        ("em", 1, False),
-        ("em", 2, True),
+    assert estimator(tiny(), CountOptions()).steps == []
+    assert [
+        (step.phase.name, step.number, step.evaluate) for step in estimator(tiny(), EMOptions(iterations=2)).steps
+    ] == [
+        ("em", 1, "sometimes"),
+        ("em", 2, "always"),
     ]
     without = SplitMergeOptions(cycles=2, split_iterations=1, merge_iterations=1, smooth_iterations=0)
-    assert [str(step) for step in steps(without) if step.last] == [
+    steps = estimator(tiny(), without).steps
+    assert [str(step) for step in steps if step.evaluate == "always"] == [
         "cycle 1, merge, iteration 1",
         "cycle 2, merge, iteration 1",
     ]
+    assert {step.evaluate for step in steps} == {"always", "never"}
 
 
 def state_of(trainer):
-    tensors = (trainer.latent.states, trainer.hierarchy, *vars(trainer.counts).values())
+    tensors = (
+        trainer.refinement.latent.states,
+        trainer.refinement.hierarchy,
+        *vars(trainer.refinement.counts).values(),
+    )
     return [tensor.tolist() for tensor in tensors], trainer.log_likelihood, trainer.done
 
 
 @pytest.mark.parametrize("options", [EM, SPLIT_MERGE])
 def test_a_training_taken_up_anywhere_ends_the_same(tmp_path, options):
     treebank = build_treebank(corpus("dev")[:20])
-    whole = Trainer(treebank, options, seed=3)
+    whole = estimator(treebank, options, seed=3)
     checkpoints, states = [whole.checkpoint({"done": 0})], [state_of(whole)]
     for _ in whole.run():
         checkpoints.append(whole.checkpoint({"done": whole.done}))
         states.append(state_of(whole))
     for done, checkpoint in enumerate(checkpoints):
         checkpoint.save(tmp_path / "checkpoint")
-        again = Trainer(treebank, options, seed=3)
+        again = estimator(treebank, options, seed=3)
         assert again.load(tmp_path / "checkpoint") == {"done": done}
         assert state_of(again) == states[done]
         further = states[done + 1 : done + 4]  # the rest follows from them
@@ -277,7 +297,7 @@ def test_a_training_taken_up_anywhere_ends_the_same(tmp_path, options):
 def test_seeds_matter_and_nothing_else_does():
     found = []
     for seed in (0, 0, 1, -1, 10**30):
-        trainer = Trainer(tiny(), EM, seed=seed)
+        trainer = estimator(tiny(), EM, seed=seed)
         for _ in trainer.run():
             pass
         found.append(state_of(trainer))
@@ -303,27 +323,27 @@ def test_seeds_matter_and_nothing_else_does():
     ],
 )
 def test_a_checkpoint_of_another_training_is_refused(tmp_path, change, message):
-    Trainer(tiny(), EM).checkpoint({}).save(tmp_path / "checkpoint")
+    estimator(tiny(), EM).checkpoint({}).save(tmp_path / "checkpoint")
     settings = {"treebank": tiny(), "options": EM, "seed": 0} | change
     with pytest.raises(InputError, match=message):
-        Trainer(**settings).load(tmp_path / "checkpoint")
+        estimator(**settings).load(tmp_path / "checkpoint")
 
 
 def test_a_broken_checkpoint_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
-    Trainer(tiny(), EM).checkpoint({}).save(path)
+    estimator(tiny(), EM).checkpoint({}).save(path)
     whole = path.read_bytes()
     for broken in (b"", whole[:5], whole[:100], whole[:-1], b"x" * 200, b"\xff" * 200):
         path.write_bytes(broken)
         with pytest.raises(InputError, match="is no checkpoint of a training"):
-            Trainer(tiny(), EM).load(path)
+            estimator(tiny(), EM).load(path)
 
 
 @pytest.mark.parametrize("unaries", ["keep", "collapse"])
-@pytest.mark.parametrize("options", [Options(), EM, SPLIT_MERGE])
+@pytest.mark.parametrize("options", [CountOptions(), EM, SPLIT_MERGE])
 @pytest.mark.parametrize("text", ["(TOP (NN dog))", "(TOP (S (NP (NN dog))))", "(TOP (A a) (B b))"])
 def test_the_smallest_treebanks(text, options, unaries):
-    trainer = Trainer(build_treebank(trees_from_text(text), Binarisation(unaries=unaries)), options)
+    trainer = estimator(build_treebank(trees_from_text(text), Binarisation(unaries=unaries)), options)
     for _ in trainer.run():
         pass
     sums = trainer.model().grammar.row_sums()
@@ -333,7 +353,7 @@ def test_the_smallest_treebanks(text, options, unaries):
 def test_train_from_python():
     trees = corpus("dev")[:20]
     model = train(trees, estimator="em", states=2, iterations=2, seed=4)
-    trainer = Trainer(build_treebank(trees), EMOptions(states=2, iterations=2), seed=4)
+    trainer = estimator(build_treebank(trees), EMOptions(states=2, iterations=2), seed=4)
     for _ in trainer.run():
         pass
     assert torch.equal(model.grammar.binary.values, trainer.model().grammar.binary.values)

@@ -16,9 +16,9 @@ from lvpcfg.chart.forest import Forest, Plan
 from lvpcfg.chart.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.stages import Stages
 from lvpcfg.chart.tiles import Tensors, pick, places
+from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.projection import nonnegative, projected
 from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.binarise import INTERMEDIATE
@@ -37,26 +37,24 @@ class Found:
 class CoarseToFine:
     """Parses by fine grammars over the same symbols and rules, in the forests that coarser ones leave.
 
-    Those are projections of the first grammar: the one without states, `cover` being the sum of its binary rules, and
-    those of its hierarchy that have few. Log-probabilities are those of the first grammar. `stages` is told how long it
-    takes.
+    Those are the coarse grammar, which comes with its cover, and, where the first grammar has a hierarchy, its
+    projection to few states. Log-probabilities are those of the first grammar. `stages` is told how long it takes.
     """
 
-    def __init__(self, grammars: Sequence[Grammar], cover: Factors, decoder: str, stages: Stages | None = None) -> None:
+    def __init__(
+        self, grammars: Sequence[Grammar], coarse: CoarseGrammar, decoder: str, stages: Stages | None = None
+    ) -> None:
         self.decoder, self.negative = decoder, 0  # posteriors of rules below zero, through approximations
         self.rules = [FineRules(grammar) for grammar in grammars]
         grammar = nonnegative(grammars[0])
-        expected = expected_states(grammar)
         symbols, device = grammar.symbols, grammar.root.device
         self.stages = stages or Stages(device)
         self.between = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
-        self.fold = torch.eye(grammar.lexical.backoff.shape[1], dtype=grammar.root.dtype, device=device)
         for ancestor in [level for level in grammar.hierarchy if 0 < int(level.max()) < FEW][-1:]:
-            few = projected(grammar, expected, ancestor)
+            few = projected(grammar, expected_states(grammar), ancestor)
             self.between.append((FineRules(few.grammar), few.words))
-            grammar, expected, self.fold = few.grammar, few.expected, few.words
-        coarsest = projected(grammar, expected, torch.zeros_like(grammar.symbol_of_state))
-        self.coarse, self.fold = Coarse(coarsest.grammar, cover, self.stages), self.fold @ coarsest.words
+        assert coarse.cover is not None
+        self.coarse = Coarse(coarse.grammar, coarse.cover, self.stages)
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
         rules, steps = len(grammar.binary_rules), len(self.coarse.rules.steps)
         kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(
@@ -64,9 +62,16 @@ class CoarseToFine:
         )
         self.is_step = kinds.bool()  # [rules]
 
-    def parse(self, words: Sequence[Tensor], lengths: Tensor, threshold: float, probabilities: bool) -> list[Found]:
-        """`words` has for each grammar [words of all sentences, tag states]."""
-        forest, kept = self.coarse.forest(words[0] @ self.fold, lengths, threshold)
+    def parse(
+        self,
+        words: Sequence[Tensor],
+        coarse_words: Tensor,
+        lengths: Tensor,
+        threshold: float,
+        probabilities: bool,
+    ) -> list[Found]:
+        """`words` has for each grammar [words of all sentences, tag states], `coarse_words` is [words, tags]."""
+        forest, kept = self.coarse.forest(coarse_words, lengths, threshold)
         with torch.inference_mode():
             return self._parse(words, lengths, forest, kept, threshold, probabilities)
 

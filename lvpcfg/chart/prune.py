@@ -1,7 +1,7 @@
 """Coarse to fine (Petrov & Klein 2007): what the grammar without its states leaves of the charts of some sentences.
 
-The coarse grammar has one state a symbol (`projected`), and its binary rules are one sum of rank-one terms: an exact
-cover, in which every rule is in one term. Its charts are a few matrix products for each width. The posterior of a
+The coarse grammar has one state a symbol, and its binary rules are one sum of rank-one terms: an exact cover, in which
+every rule is in one term (`CoarseGrammar`). Its charts are a few matrix products for each width. The posterior of a
 term at a split is that of all its rules there; where it is above the threshold, its rules are looked at one by one,
 and those above it are the edges of a `Forest`, in which fine grammars are run.
 

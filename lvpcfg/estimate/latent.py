@@ -20,11 +20,13 @@ from torch import Tensor
 
 from lvpcfg.chart.forest import Forest, Plan, log_likelihood
 from lvpcfg.chart.tiles import Tensors
+from lvpcfg.decompose.coarse import covered
 from lvpcfg.estimate.observed import observed_forest
+from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import starts_of
-from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, emissions
+from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, build_lexicon, emissions
 from lvpcfg.trees.treebank import Treebank
 
 ROWS = 1 << 10  # of rules, handled at once
@@ -117,6 +119,9 @@ class Latent:
 
     def with_states(self, states: Tensor) -> "Latent":
         return Latent(self.treebank, self.lexicon, self.unseen, states, self.rare, self.forest)
+
+    def with_rare(self, rare: int) -> "Latent":
+        return Latent(self.treebank, self.lexicon, self.unseen, self.states, rare, self.forest)
 
     def parameters(self, counts: Counts, smoothing: Smoothing | None = None) -> Counts:
         """The M-step. Lexical parameters are those of words alone, relative frequencies where nothing is smoothed."""
@@ -217,7 +222,7 @@ class Latent:
         lexical = torch.nn.functional.pad(parameters.lexical, (0, 1)).to(self.device, torch.float32)
         return rules, lexical[self.leaf_places]
 
-    def grammar(self, counts: Counts, smoothing: Smoothing | None, hierarchy: Tensor) -> Grammar:
+    def grammar(self, counts: Counts, smoothing: Smoothing | None = None, hierarchy: Tensor | None = None) -> Grammar:
         """What the counts make, with the smoothed lexicon."""
         parameters, symbols = self.parameters(counts, smoothing), self.treebank.symbols
         states, values = tuple(self.states.tolist()), parameters.rules[: self.binary_size]
@@ -228,8 +233,27 @@ class Latent:
             root=parameters.root,
             unary=parameters.rules[self.binary_size :],
             lexical=self.lexical_table(counts, smoothing),
-            hierarchy=hierarchy,
+            hierarchy=torch.zeros(0, len(counts.root), dtype=torch.int64) if hierarchy is None else hierarchy,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """A treebank as it stands, one state for each symbol: its lexicon and its counts."""
+
+    lexicon: Lexicon
+    latent: Latent
+    counts: Counts
+
+    @staticmethod
+    def of(treebank: Treebank, signature: str, device: torch.device) -> "Observed":
+        lexicon, unseen = build_lexicon(treebank, signature)
+        return Observed(lexicon, *observed_counts(treebank, lexicon, unseen, device=device))
+
+    @cached_property
+    def coarse(self) -> CoarseGrammar:
+        """The treebank PCFG, by which the charts of any model of this treebank are pruned."""
+        return covered(CoarseGrammar(self.latent.grammar(self.counts)))
 
 
 def _inverse(x: Tensor) -> Tensor:

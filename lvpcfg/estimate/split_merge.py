@@ -1,108 +1,60 @@
-"""Splitting and merging latent states (Petrov et al. 2006).
+"""Cycles of: split all states in two, EM; merge the pairs that are worth least, EM; smooth, EM (Petrov et al. 2006)."""
 
-States are split in two, with a little noise; after EM the pairs of siblings that are worth least are merged
-again. With w the relative frequency of a state, merging i and j loses
+from dataclasses import dataclass
 
-    sum over nodes  log[ 1 / (1 - I_i O_i - I_j O_j + ((w_i I_i + w_j I_j) / (w_i + w_j)) (O_i + O_j)) ]
-
-since sum_k I_k O_k = 1 at every node of an observed tree.
-"""
-
-import math
-
-import torch
-from torch import Tensor
-
-from lvpcfg.estimate.latent import Counts, Latent
-from lvpcfg.grammar.rules import starts_of
-from lvpcfg.trees.normalise import TOP
-
-CHUNK = 1 << 22  # numbers handled at once
+from lvpcfg.estimate.estimator import Estimator, Options, Task, check_number
+from lvpcfg.registry import ESTIMATORS
 
 
-def split(
-    latent: Latent, counts: Counts, parts: int, noise: float, generator: torch.Generator
-) -> tuple[Latent, Counts]:
-    """Every state in so many, but for those of the root; their counts differ by up to the factor exp(noise)."""
-    factor = torch.tensor([1 if name == TOP else parts for name in latent.treebank.symbols.names])
-    new = latent.with_states(latent.states * factor)
+@dataclass
+class SplitMergeOptions(Options):
+    name: str = "split_merge"
+    cycles: int = 4
+    split_iterations: int = 50
+    merge_iterations: int = 20
+    smooth_iterations: int = 10
+    merged: float = 0.5  # the fraction of the pairs of states that is merged again
+    noise: float = 0.01  # counts are multiplied by exp of a number up to this
+    smooth_rules: float = 0.01  # weight of the mean over related states
+    smooth_words: float = 0.1
+    rare: int = 20  # words that occur no more often than this share one profile over the states of a tag
 
-    def disturbed(values: Tensor) -> Tensor:
-        for some in values.split(CHUNK):
-            some *= torch.exp(noise * torch.rand(len(some), generator=generator, dtype=values.dtype))
-        return values
-
-    symbol = torch.repeat_interleave(new.states)
-    state = torch.arange(len(symbol)) - new.first[symbol]
-    root = counts.root[latent.first[symbol] + state // factor[symbol]] / factor[symbol]
-    factors = factor[new.pair_tag][new.pair_of_value]
-    lexical = counts.lexical[latent.pair_start[new.pair_of_value] + new.state_in_symbol // factors] / factors
-    return new, Counts(root, _split_rules(latent, new, counts.rules), lexical).map(disturbed)
-
-
-def _split_rules(latent: Latent, new: Latent, rules: Tensor) -> Tensor:
-    """What each number of `rules` is split into, in equal parts."""
-    old_starts, starts = starts_of(latent.sizes.prod(1)), starts_of(new.sizes.prod(1))
-    parts = rules.new_empty(int(starts[-1]))
-    shapes, shape_of = torch.cat([latent.sizes, new.sizes], 1).unique(dim=0, return_inverse=True)
-    for number, (x, y, z, *sizes) in enumerate(shapes.tolist()):
-        volume, i, j, k = math.prod(sizes), sizes[0] // x, sizes[1] // y, sizes[2] // z
-        for some in (shape_of == number).nonzero().split(max(1, CHUNK // volume)):
-            old = rules[old_starts[some] + torch.arange(x * y * z)].view(-1, x, 1, y, 1, z, 1)
-            parts[starts[some] + torch.arange(volume)] = (old / (i * j * k)).expand(-1, x, i, y, j, z, k).flatten(1)
-    return parts
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("cycles", "split_iterations", "merge_iterations"):
+            check_number(self, name, least=1)
+        check_number(self, "smooth_iterations")
+        for name in ("merged", "smooth_rules", "smooth_words"):
+            check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
+        check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
+        check_number(self, "rare")
 
 
-def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
-    """[symbols, pairs]: what merging the states 2k and 2k + 1 of a symbol would lose; and which pairs there are."""
-    alpha, beta = latent.posteriors(latent.parameters(counts))
-    symbol = latent.treebank.symbol.to(latent.device)
-    alpha, beta = (torch.nn.functional.pad(tensor, (0, tensor.shape[1] % 2)) for tensor in (alpha, beta))
-    frequency = alpha.new_zeros(len(latent.states), alpha.shape[1], dtype=torch.float64)
-    frequency.index_add_(0, symbol, (alpha * beta).double())
-    w = (frequency / frequency.unflatten(1, (-1, 2)).sum(2).clamp_min(1e-300).repeat_interleave(2, 1)).to(alpha.dtype)
-    both = (alpha * beta).unflatten(1, (-1, 2)).sum(2)
-    merged = (w[symbol] * alpha).unflatten(1, (-1, 2)).sum(2) * beta.unflatten(1, (-1, 2)).sum(2)
-    loss = -torch.log((1 - both + merged).clamp_min(1e-30)).double()
-    losses = loss.new_zeros(len(latent.states), loss.shape[1]).index_add_(0, symbol, loss).cpu()
-    return losses, 2 * torch.arange(losses.shape[1]) + 1 < latent.states.unsqueeze(1)
+@ESTIMATORS.register("split_merge", SplitMergeOptions)
+def split_merge(options: SplitMergeOptions, task: Task) -> Estimator:
+    """Three phases in each cycle; models are looked at when a cycle is over."""
+    from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
 
-
-def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Counts, Tensor]:
-    """Merges this fraction of all pairs, those worth least; also the place of each old state among the new ones."""
-    losses, exists = merge_losses(latent, counts)
-    order = torch.where(exists, losses, torch.inf).flatten().argsort(stable=True)
-    chosen = torch.zeros(losses.numel(), dtype=torch.bool)
-    chosen[order[: int(fraction * int(exists.sum()))]] = True
-    merged = torch.zeros(len(losses), 2 * losses.shape[1], dtype=torch.int64)
-    merged[:, 1::2] = chosen.view_as(losses)  # the second of a pair moves to the first
-    number = torch.arange(merged.shape[1]) - merged.cumsum(1)  # [symbols, states]
-    new = latent.with_states(latent.states - chosen.view_as(losses).sum(1))
-
-    rule, states = _coordinates(latent)
-    symbols = latent.rules[rule]
-    states = torch.where(symbols < 0, 0, number[symbols, states])
-    rules = counts.rules.new_zeros(int(new.sizes.prod(1).sum())).index_add(0, _places(new, rule, states), counts.rules)
-    symbol = torch.repeat_interleave(latent.states)
-    state = number[symbol, torch.arange(len(symbol)) - latent.first[symbol]]
-    root = counts.root.new_zeros(int(new.first[-1])).index_add(0, new.first[symbol] + state, counts.root)
-    tag = latent.pair_tag[latent.pair_of_value]
-    place = new.pair_start[latent.pair_of_value] + number[tag, latent.state_in_symbol]
-    lexical = counts.lexical.new_zeros(len(new.pair_of_value)).index_add(0, place, counts.lexical)
-    return new, Counts(root, rules, lexical), new.first[symbol] + state
-
-
-def _coordinates(latent: Latent) -> tuple[Tensor, Tensor]:
-    """The rule of each number of `Counts.rules`, and its states [numbers, 3]."""
-    volume = latent.sizes.prod(1)
-    rule = torch.repeat_interleave(volume)
-    within = torch.arange(len(rule)) - starts_of(volume)[rule]
-    _, y, z = latent.sizes[rule].unbind(1)
-    return rule, torch.stack([within // (y * z), within // z % y, within % z], 1)
-
-
-def _places(latent: Latent, rule: Tensor, states: Tensor) -> Tensor:
-    """Where they stand in `Counts.rules`."""
-    _, my, mz = latent.sizes[rule].unbind(1)
-    x, y, z = states.unbind(1)
-    return starts_of(latent.sizes.prod(1))[rule] + (x * my + y) * mz + z
+    phases = []
+    for cycle in range(1, options.cycles + 1):
+        phases += [
+            Phase(
+                name="split",
+                cycle=cycle,
+                iterations=options.split_iterations,
+                begin=lambda states, generator: states.split(2, options.noise, generator),
+            ),
+            Phase(
+                name="merge",
+                cycle=cycle,
+                iterations=options.merge_iterations,
+                begin=lambda states, _: states.merge(options.merged),
+            ),
+            Phase(
+                name="smooth",
+                cycle=cycle,
+                iterations=options.smooth_iterations,
+                smooth=(options.smooth_rules, options.smooth_words),
+            ),
+        ]
+    return ExpectationMaximisation(options, task, phases, options.rare)

@@ -1,15 +1,18 @@
 """From trees to a model in one call."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from nltk.tree import Tree
 from tqdm import tqdm
 
-from lvpcfg.errors import InputError, expect, show
-from lvpcfg.estimate.training import ESTIMATORS, Trainer
+from lvpcfg.errors import InputError, show
+from lvpcfg.estimate.estimator import Estimator, Task
 from lvpcfg.grammar.model import Model
+from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.binarise import RIGHT, Binarisation
+from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.treebank import build_treebank
 
 
@@ -21,23 +24,26 @@ def train(
     seed: int = 0,
     device: str = "cpu",
     progress: bool = False,
+    dev: Iterable[Tree] | None = None,
     **options: Any,
 ) -> Model:
     """Normalises and binarises `trees` and estimates a grammar from them.
 
-    `options` are those of the estimator: `states=16` for "em", `cycles=4` for "split_merge" and so on.
+    `options` are those of the estimator: `states=16` for "em", `cycles=4` for "split_merge" and so on. `dev` are for
+    estimators that look at trees which they do not learn from.
     """
-    expect("estimator", estimator, tuple(ESTIMATORS))
-    kind = ESTIMATORS[estimator]
-    known = set(kind.__dataclass_fields__) - {"name"}
+    entry = ESTIMATORS[estimator]
+    known = {field.name for field in fields(entry.options)} - {"name"}
     for name in options:
         if name not in known:
-            raise InputError(
-                f"the estimator {estimator} has no option {show(name)}: it has {', '.join(sorted(known))}."
-            )
-    trainer = Trainer(build_treebank(trees, binarisation, progress), kind(**options), signature, seed, device)
+            has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise InputError(f"the estimator {estimator} has no option {show(name)}: {has}.")
+    settings = entry.options(**options)
+    treebank = build_treebank(trees, binarisation, progress)
+    task = Task(treebank, signature, seed, device, None if dev is None else normalise_all(dev))
+    training: Estimator = entry.run(settings, task)
     for _ in tqdm(
-        trainer.run(), total=len(trainer.steps), desc="training", unit="iteration", disable=None if progress else True
+        training.run(), total=len(training.steps), desc="training", unit="iteration", disable=None if progress else True
     ):
         pass
-    return trainer.model()
+    return training.model()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_text
+from lvpcfg.grammar.coarse import is_large, projected_coarse
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import MOST_STATES, Model
 from lvpcfg.grammar.rule_tensors import RuleTensors
@@ -65,7 +66,8 @@ def read_berkeley(prefix: PathLike, lexicon: bool = True) -> Model:
     )
     rightwards = any(right.startswith(INTERMEDIATE) for _, _, right in binary)
     scheme = Binarisation(direction="right" if rightwards else "left", unaries="keep")
-    return Model(grammar, words, scheme, {"estimator": "berkeley", "name": os.path.basename(name)})
+    provenance = {"estimator": "berkeley", "name": os.path.basename(name)}
+    return Model(grammar, words, scheme, provenance, projected_coarse(grammar) if is_large(grammar) else None)
 
 
 def _symbol(state: str) -> str:

@@ -76,7 +76,9 @@ class Grammar:
         within = torch.arange(len(self.unary), device=m.device) - self.unary_starts[rule]
         parent = self.first_state[a[rule]] + within // m[b[rule]]
         child = self.first_state[b[rule]] + within % m[b[rule]]
-        return self.unary.new_zeros(inner * states).index_add(0, parent * states + child, self.unary).view(inner, -1)
+        return (
+            self.unary.new_zeros(inner * states).index_add(0, parent * states + child, self.unary).view(inner, states)
+        )
 
     def written_out(self) -> "Grammar":
         """The same grammar with every T as a tensor."""

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
-from lvpcfg.grammar import rule_cp, rule_tensors, whole_cp  # noqa: F401  (they register themselves)
+from lvpcfg.grammar import rule_cp, whole_cp  # noqa: F401  (they register themselves)
+from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
 from lvpcfg.trees.binarise import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
@@ -34,7 +36,7 @@ LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
 FORMAT, OLDEST, VERSION = "lvpcfg", 2, 5
 MOST_STATES = 1_000_000
 # Before this format, the representation of binary rules showed in a rank, and their tensors had other names.
-FIRST_WITH_REPRESENTATION = 5
+FIRST_WITH_REPRESENTATION = FIRST_WITH_COARSE = 5
 FORMER = {"factored": "rule_cp", "kruskal": "whole_cp"}
 FORMER_TENSORS = {
     (new, name): f"{old}.{'rules' if name == 'cp_rules' else name}"
@@ -52,8 +54,7 @@ class Model:
     lexicon: Lexicon
     binarisation: Binarisation
     provenance: dict[str, Any] = field(default_factory=dict)  # how it was made, as plain JSON
-    # The binary rules of the grammar without its states, as one exact sum of terms: for the coarse pass of parsing.
-    cover: Factors | None = None
+    coarse: CoarseGrammar | None = None  # charts are pruned by it; without one, they are filled
 
     def save(self, path: PathLike) -> None:
         """Writes the model into the folder `path`; a crash leaves the old model or the new one.
@@ -98,8 +99,13 @@ def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {"root": grammar.root, "unary": grammar.unary, "hierarchy": grammar.hierarchy}
     tensors |= {f"binary.{name}": tensor for name, tensor in grammar.binary.saved().items()}
     tensors |= {f"lexical.{name}": getattr(grammar.lexical, name) for name in LEXICAL}
-    if model.cover is not None:
-        tensors |= {f"cover.{name}": factor.to(grammar.root.dtype) for name, factor in vars(model.cover).items()}
+    if model.coarse is not None:
+        coarse, cover = model.coarse.grammar.to(dtype=grammar.root.dtype), model.coarse.cover
+        tensors |= {"coarse.root": coarse.root, "coarse.unary": coarse.unary}
+        tensors["coarse.binary"] = coarse.binary.written_out().values
+        tensors |= {f"coarse.lexical.{name}": getattr(coarse.lexical, name) for name in LEXICAL}
+        if cover is not None:
+            tensors |= {f"cover.{name}": factor.to(grammar.root.dtype) for name, factor in vars(cover).items()}
     return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
 
 
@@ -119,7 +125,8 @@ def _description(model: Model) -> dict[str, Any]:
         "unary_rules": grammar.unary_rules.tolist(),
         "closed": grammar.closed,
         "binary": {"representation": grammar.binary.name} | grammar.binary.sizes(),
-        "cover_rank": 0 if model.cover is None else model.cover.rank,
+        "coarse": model.coarse is not None,
+        "cover_rank": 0 if model.coarse is None or model.coarse.cover is None else model.coarse.cover.rank,
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
@@ -223,9 +230,32 @@ class _Reader:
             hierarchy=self.hierarchy(states),
             closed="closed" in self.description and self.get("closed", bool),  # else saved before there was such
         )
-        sizes = (len(symbols.interminals), len(symbols), len(symbols))
-        cover = self.factors("cover", self.rank("cover"), sizes)
-        return Model(grammar, lexicon, self.binarisation(), self.get("provenance", dict), cover)
+        return Model(
+            grammar, lexicon, self.binarisation(), self.get("provenance", dict), self.coarse(grammar, len(lexicon))
+        )
+
+    def coarse(self, grammar: Grammar, entries: int) -> CoarseGrammar | None:
+        """Models of older versions have at most a cover: their coarse grammars were projected."""
+        symbols = len(grammar.symbols)
+        cover = self.factors("cover", self.rank("cover"), (len(grammar.symbols.interminals), symbols, symbols))
+        if self.get("version", int) < FIRST_WITH_COARSE:
+            return replace(projected_coarse(grammar), cover=cover) if is_large(grammar) else None
+        if not self.get("coarse", bool):
+            return None
+        values = self.floats("coarse.binary", len(grammar.binary_rules))
+        coarse = replace(
+            grammar,
+            root=self.floats("coarse.root", symbols),
+            binary=RuleTensors((1,) * symbols, len(grammar.symbols.interminals), grammar.binary_rules, values),
+            unary=self.floats("coarse.unary", len(grammar.unary_rules)),
+            lexical=self.lexical(entries, len(grammar.symbols.preterminals), "coarse.lexical"),
+            hierarchy=torch.zeros(0, symbols, dtype=torch.int64),
+        )
+        lexical = coarse.lexical
+        for tensor in (coarse.root, values, coarse.unary, lexical.value, lexical.weight, lexical.backoff):
+            if bool((tensor < 0).any()):
+                self.refuse("its coarse grammar has numbers below zero")
+        return CoarseGrammar(coarse, cover)
 
     def representation(self) -> tuple[type[BinaryRules], "_BinaryReader"]:
         """How the binary rules are kept, and what they are read from."""
@@ -273,18 +303,18 @@ class _Reader:
         except InputError as error:
             self.refuse(str(error).rstrip("."))
 
-    def lexical(self, entries: int, states: int) -> LexicalTable:
-        weight, source = self.floats("lexical.weight", entries), self.indices("lexical.source")
+    def lexical(self, entries: int, states: int, name: str = "lexical") -> LexicalTable:
+        weight, source = self.floats(f"{name}.weight", entries), self.indices(f"{name}.source")
         sources = int(source.max()) + 1 if len(source) else 0
         if len(source) != entries or not sources or int(source.min()) < 0 or sources > entries:
-            self.refuse(f"the tensor 'lexical.source' should have a row for each of {entries} entries")
-        backoff = self.floats("lexical.backoff", sources * states).view(sources, states)
-        row, state = self.indices("lexical.row"), self.indices("lexical.state")
+            self.refuse(f"the tensor '{name}.source' should have a row for each of {entries} entries")
+        backoff = self.floats(f"{name}.backoff", sources * states).view(sources, states)
+        row, state = self.indices(f"{name}.row"), self.indices(f"{name}.state")
         if len(row) != entries + 1 or row[0] != 0 or row[-1] != len(state) or bool((row[1:] < row[:-1]).any()):
-            self.refuse("the tensor 'lexical.row' does not divide 'lexical.state' into rows")
+            self.refuse(f"the tensor '{name}.row' does not divide '{name}.state' into rows")
         if bool(((state < 0) | (state >= states)).any()):
-            self.refuse(f"the tensor 'lexical.state' names a state outside of 0 .. {states - 1}")
-        value = self.floats("lexical.value", len(state))
+            self.refuse(f"the tensor '{name}.state' names a state outside of 0 .. {states - 1}")
+        value = self.floats(f"{name}.value", len(state))
         return LexicalTable(row, state, value, weight, source, backoff, widest=int((row[1:] - row[:-1]).max()))
 
     def get(self, key: str, kind: type) -> Any:

@@ -16,8 +16,8 @@ from lvpcfg.grammar.rules import end_to_end, padded, starts_of
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    grammar: Grammar  # its lexical table stays that of the fine grammar,
-    words: Tensor  # [tag states, coarse tag states]: the rows of that table times this are those of the coarse grammar
+    grammar: Grammar
+    words: Tensor  # [tag states, coarse tag states]: fine lexical parameters @ this are the coarse ones
     expected: Tensor  # [coarse states]: how often each is expected
 
 
@@ -38,6 +38,7 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
     member[:, symbol, within, ancestor] = torch.stack([share, torch.ones_like(share)])  # of parents, of children
 
     inner = len(grammar.symbols.interminals)
+    tags, coarse_tags = int(grammar.first_state[inner]), int(first[inner])  # where the states of tags begin
     fold = expected.new_zeros(len(symbol), int(first[-1]))
     fold[torch.arange(len(symbol), device=device), coarse] = share
     one = replace(
@@ -45,9 +46,10 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
         binary=grammar.binary.transformed(tuple(states.tolist()), *member),
         unary=_unary(grammar, states, *member),
         root=grammar.root.new_zeros(int(first[-1])).index_add(0, coarse, grammar.root),
+        lexical=grammar.lexical.fold(share[tags:], coarse[tags:] - coarse_tags, int(first[-1]) - coarse_tags),
         hierarchy=grammar.hierarchy.new_zeros(0, int(first[-1])),
     )
-    return Projection(one, fold[int(grammar.first_state[inner]) :, int(first[inner]) :], total)
+    return Projection(one, fold[tags:, coarse_tags:], total)
 
 
 def _unary(grammar: Grammar, states: Tensor, parent: Tensor, child: Tensor) -> Tensor:

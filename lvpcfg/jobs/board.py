@@ -1,6 +1,7 @@
 """What TensorBoard shows of a training."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,20 @@ from lvpcfg.jobs.run import peak_memory
 from lvpcfg.trees.binarise import INTERMEDIATE
 from lvpcfg.trees.walk import words
 
-SIZES = ("log_likelihood_per_word", "states", "rules")
 DEV = ("precision", "recall", "f1", "f1_all", "tagging_accuracy", "errors")
-BEST = ("f1", "log_likelihood_per_word")  # what the HParams tab compares trainings by
 SAMPLES, LENGTH = 3, 10  # so many sentences, of about so many words, are drawn
 
 
 class Board:
-    """The TensorBoard log of one training; its steps are EM iterations."""
+    """The TensorBoard log of one training; its steps are those of the estimator."""
 
-    def __init__(self, folder: Path, step: int, config: str, options: dict[str, Any]) -> None:
-        """What an earlier run wrote from `step` on is forgotten."""
+    def __init__(self, folder: Path, step: int, config: str, options: dict[str, Any], best: Sequence[str]) -> None:
+        """What an earlier run wrote from `step` on is forgotten; the HParams tab compares trainings by `best`."""
+        self.best = best
         self.writer = SummaryWriter(str(folder), purge_step=step, flush_secs=10)
         self.writer.add_text("config", f"```yaml\n{config}\n```")
         # Not add_hparams, which would put them into a run of their own.
-        experiment, begin, self.end = hparams(_flat(options), {f"best/{name}": 0.0 for name in BEST})
+        experiment, begin, self.end = hparams(_flat(options), {f"best/{name}": 0.0 for name in best})
         self._add(experiment)
         self._add(begin)
 
@@ -38,12 +38,12 @@ class Board:
         self.writer.file_writer.add_summary(summary)
 
     def iteration(self, step: int, figures: dict[str, float], seconds: float) -> None:
-        self._scalars(step, {name: figures[name] for name in SIZES})
+        self._scalars(step, figures)
         self._scalars(step, {"seconds_per_iteration": seconds, "memory_mb": _memory()})
 
     def record(self, step: int, grammar: Grammar, record: dict[str, float], best: dict[str, float]) -> None:
         self._scalars(step, {f"dev/{name}": record[name] for name in DEV if name in record})
-        self._scalars(step, {f"best/{name}": best[name] for name in BEST if name in best})
+        self._scalars(step, {f"best/{name}": best[name] for name in self.best if name in best})
         pairs = list(zip(grammar.symbols.names, grammar.states.tolist(), strict=True))
         inner, tags = pairs[: len(grammar.symbols.interminals)], pairs[len(grammar.symbols.interminals) :]
         columns = {

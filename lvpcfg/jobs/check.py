@@ -14,11 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.decompose.compress import METHODS
 from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.training import ESTIMATORS
 from lvpcfg.jobs import config
+from lvpcfg.registry import ESTIMATORS
 
 GROUPS: dict[str, Mapping[str, type]] = {
-    "estimator": ESTIMATORS,
+    "estimator": {name: ESTIMATORS[name].options for name in ESTIMATORS.names()},
     "decompose": METHODS,
 }  # and what can be chosen from each
 QUOTES = "a value with commas, brackets, = or letters beyond ASCII goes in quotes of its own, as in gold='\"a=b.mrg\"'"

@@ -10,8 +10,9 @@ from omegaconf import MISSING, OmegaConf
 from lvpcfg.chart.decode import DECODERS
 from lvpcfg.decompose import compress
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.estimate.training import ESTIMATORS, Options, check
+from lvpcfg.estimate.estimator import Options
 from lvpcfg.parser import DTYPES
+from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
@@ -99,7 +100,6 @@ class Config:
             return  # this is the schema, not a config
         expect("job", self.job, tuple(JOBS))
         expect("data.on_error", self.data.on_error, ("raise", "skip"))
-        check(self.estimator)
         compress.check(self.decompose)
         expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, tuple(DTYPES))
@@ -141,8 +141,8 @@ def typed(config: Any) -> Config:
 def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for name, options in ESTIMATORS.items():
-        store.store(group="estimator", name=f"{name}_schema", node=options)
+    for name in ESTIMATORS.names():
+        store.store(group="estimator", name=f"{name}_schema", node=ESTIMATORS[name].options)
     for name, method in compress.METHODS.items():
         store.store(group="decompose", name=f"{name}_schema", node=method)
 

@@ -8,7 +8,7 @@ from nltk.tree import Tree
 from nltk.tree.prettyprinter import TreePrettyPrinter
 
 from lvpcfg.distributions import ModelTrees
-from lvpcfg.estimate.training import SplitMergeOptions
+from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.evaluate.pictures import draw_chart, draw_trees
 from lvpcfg.evaluate.tradeoff import ALS, EXACT

@@ -17,12 +17,14 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.training import EM, Checkpoint, SplitMergeOptions, Trainer
+from lvpcfg.estimate.checkpoint import Checkpoint
+from lvpcfg.estimate.estimator import Estimator, Step, Task
 from lvpcfg.evaluate.evalb import evaluate
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.config import Config
 from lvpcfg.jobs.run import Run
 from lvpcfg.parser import Parser, usable_device
+from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from lvpcfg.jobs.board import Board
 
 MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
-Record = dict[str, float]  # the figures of a grammar: after how many iterations, states, scores on dev and so on
+Record = dict[str, float]  # the figures of a model: after how many steps, states, scores on dev and so on
 
 
 def run(config: Config, run: Run) -> None:
@@ -108,14 +110,14 @@ def estimate(trees: list[Tree], gold: list[Tree], config: Config, run: Run) -> M
     for training in trainings:
         training.show()
     run.result |= best.best | {f"last_{name}": value for name, value in best.records[-1].items()}
-    run.result |= {"seed": best.trainer.seed, "train_seconds": sum(training.seconds for training in trainings)}
+    run.result |= {"seed": best.seed, "train_seconds": sum(training.seconds for training in trainings)}
     if len(trainings) > 1:
-        run.say(f"The best of {len(trainings)} restarts is the one with seed {best.trainer.seed}.")
+        run.say(f"The best of {len(trainings)} restarts is the one with seed {best.seed}.")
     return model
 
 
 class Training:
-    """One training, from one seed: its trainer, its records and its files."""
+    """One training, from one seed: its estimator, its records and its files."""
 
     def __init__(
         self,
@@ -128,24 +130,24 @@ class Training:
     ) -> None:
         """`rivals` are the restarts before this one."""
         self.gold, self.config, self.run, self.rivals = gold, config, run, rivals
-        self.words, self.suffix = int(treebank.lengths.sum()), _suffix(config, restart)
-        self.path = _checkpoint_path(config, run, restart)
-        device = usable_device(config.device)
-        self.trainer = Trainer(treebank, config.estimator, config.signature, config.seed + restart, device)
-        self.records: list[Record] = []  # from time to time, the first for the treebank PCFG
-        self.seconds = 0.0  # of all iterations
+        self.suffix, self.path = _suffix(config, restart), _checkpoint_path(config, run, restart)
+        self.seed = config.seed + restart
+        task = Task(treebank, config.signature, self.seed, str(usable_device(config.device)), gold or None)
+        self.estimator: Estimator = ESTIMATORS[config.estimator.name].run(config.estimator, task)
+        self.records: list[Record] = []  # of the models that were looked at
+        self.seconds = 0.0  # of all steps
         if config.resume and self.path.exists():
             self._load()
-            ready = f"goes on after iteration {self.trainer.done}" if self._is_open() else "is finished already"
+            ready = f"goes on after iteration {self.estimator.done}" if self._is_open() else "is finished already"
             run.say(f"The training in {self.path} {ready}.")
         self.checkpoint = self._make_checkpoint()
 
     def _make_checkpoint(self) -> Checkpoint:
         notes = {"records": [*self.records], "seconds": self.seconds, "chosen_by": self._chosen_by}
-        return self.trainer.checkpoint(notes)
+        return self.estimator.checkpoint(notes)
 
     def _load(self) -> None:
-        notes = self.trainer.load(self.path)
+        notes = self.estimator.load(self.path)
         for name, mine in self._chosen_by.items():
             if notes["chosen_by"][name] != mine:
                 raise InputError(
@@ -166,106 +168,105 @@ class Training:
         return max(self.records, key=lambda record: record["f1"]) if self.gold else self.records[-1]
 
     def score(self) -> float:
-        return self.best["f1" if self.gold else "log_likelihood_per_word"]
+        return self.best["f1" if self.gold else self.objective]
+
+    @property
+    def objective(self) -> str:
+        """The figure that tells how well the estimator did, where there are no dev trees."""
+        return self.estimator.shown[-1]
 
     def finish(self) -> None:
-        """Runs the iterations that are still to come."""
-        trainer, config = self.trainer, self.config
+        """Does the steps that are still to come."""
+        estimator, config = self.estimator, self.config
         if not self._is_open():
             return
         title = f"restart {self.suffix[1:]}" if self.suffix else "training"
         with (
             self._saved_if_stopped(),
             self._board() as board,
-            tqdm(total=len(trainer.steps), initial=trainer.done, desc=title, unit="iteration", disable=None) as bar,
+            tqdm(total=len(estimator.steps), initial=estimator.done, desc=title, unit="iteration", disable=None) as bar,
         ):
             if self._is_due():
                 self._look(board, bar)
-                if trainer.done:  # it was stopped while it was looked at
+                if estimator.done:  # it was stopped while it was looked at
                     self.checkpoint.save(self.path)
             begin = time.perf_counter()
-            for _ in trainer.run():
+            for _ in estimator.run():
                 seconds = time.perf_counter() - begin
                 self.seconds += seconds
-                board.iteration(trainer.done, self._figures(), seconds)
-                self.checkpoint = self._make_checkpoint()  # and the counts before this iteration are let go
+                figures = estimator.figures()
+                board.iteration(estimator.done, figures, seconds)
+                self.checkpoint = self._make_checkpoint()  # and the tensors before this step are let go
                 if self._is_due():
                     self._look(board, bar)
-                if trainer.done % config.checkpoint_every == 0 or trainer.finished:
+                if estimator.done % config.checkpoint_every == 0 or estimator.finished:
                     self.checkpoint.save(self.path)
-                bar.set_postfix_str(f"log-likelihood/word {trainer.log_likelihood / self.words:.3f}", refresh=False)
+                bar.set_postfix_str(_said(self.objective, figures[self.objective]), refresh=False)
                 bar.update()
                 begin = time.perf_counter()
 
     @contextmanager
     def _saved_if_stopped(self) -> Iterator[None]:
-        """Whatever stops a training, the iterations that are done stay done."""
+        """Whatever stops a training, the steps that are done stay done."""
         try:
             yield
         except BaseException as reason:
-            if self.trainer.steps:
+            if self.estimator.steps:
                 self.checkpoint.save(self.path)
                 if isinstance(reason, KeyboardInterrupt | SystemExit):
-                    done = self.checkpoint.about["done"]
-                    self.run.say_how_to_go_on(f"{done} of {len(self.trainer.steps)} iterations")
+                    done, steps = self.checkpoint.done, len(self.estimator.steps)
+                    self.run.say_how_to_go_on(f"{done} of {steps} iterations")
             raise
 
     @contextmanager
     def _board(self) -> Iterator["Board"]:
         from lvpcfg.jobs.board import Board  # a second that other jobs need not wait
 
-        settings = asdict(self.config) | {"seed": self.trainer.seed}
+        settings = asdict(self.config) | {"seed": self.seed}
         options = {name: settings[name] for name in MATTER}
         folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
-        board = Board(folder, self.trainer.done + 1 if self.records else 0, self.run.config, options)
+        step = self.estimator.done + 1 if self.records else 0
+        board = Board(folder, step, self.run.config, options, best=("f1", self.objective))
         try:
             yield board
         finally:
-            board.close(self.trainer.finished)
-
-    def _figures(self) -> Record:
-        """Of the grammar as it is now."""
-        trainer = self.trainer
-        log_likelihood = trainer.log_likelihood
-        if not trainer.done:  # no iteration has found it out
-            log_likelihood, _ = trainer.latent.expect(trainer.counts)
-        return {
-            "iterations": trainer.done,
-            "states": int(trainer.latent.states.sum()),
-            "rules": int(trainer.counts.rules.count_nonzero()),
-            "log_likelihood_per_word": log_likelihood / self.words,
-        }
+            board.close(self.estimator.finished)
 
     def _is_open(self) -> bool:
-        return self._is_due() or not self.trainer.finished
+        return self._is_due() or not self.estimator.finished
+
+    def _step(self, done: int) -> Step | None:
+        """The step that made the model after so many steps; None where there is no model yet."""
+        return self.estimator.steps[done - 1] if done else self.estimator.start
 
     def _is_due(self) -> bool:
-        """Whether the grammar as it is now shall be looked at, and was not."""
-        done = self.trainer.done
-        if self.records and self.records[-1]["iterations"] == done:
+        """Whether the model as it is now shall be looked at, and was not."""
+        done, step = self.estimator.done, self._step(self.estimator.done)
+        if step is None or (self.records and self.records[-1]["iterations"] == done):
             return False
-        step = self.trainer.steps[done - 1] if done else None
-        return step is None or step.last or (step.phase == EM and step.iteration % self.config.evaluate_every == 0)
+        sometimes = step.evaluate == "sometimes" and done % self.config.evaluate_every == 0
+        return step.evaluate == "always" or sometimes or self.estimator.finished
 
     def _look(self, board: "Board", bar: "tqdm[NoReturn]") -> None:
-        """Records the figures of the grammar as it is now, and saves it if it is the best so far."""
-        trainer, folder = self.trainer, self.run.folder
-        model, record = trainer.model(), self._figures() | {"seconds": self.seconds}
+        """Records the figures of the model as it is now, and saves it if it is the best so far."""
+        estimator, folder = self.estimator, self.run.folder
+        model = estimator.model()
+        record: Record = {"iterations": estimator.done} | estimator.figures() | {"seconds": self.seconds}
         if self.gold:
             found, fallbacks = self._parsed(model)
             record |= evaluate(self.gold, found).figures() | {"fallbacks": fallbacks}
-            board.parses(trainer.done, self.gold, found)
+            board.parses(estimator.done, self.gold, found)
         self.records.append(record)
         if record is self.best:
             if self.suffix:
                 model.save(folder / f"model{self.suffix}")
-            # Without dev, what the last iteration is like is what a restart is like.
+            # Without dev, what the last step leaves is what a restart is like.
             if not self.rivals or (
-                (self.gold or trainer.finished) and self.score() > max(rival.score() for rival in self.rivals)
+                (self.gold or estimator.finished) and self.score() > max(rival.score() for rival in self.rivals)
             ):
                 model.save(folder / "model")
         self.checkpoint = self._make_checkpoint()
-        board.record(trainer.done, model.grammar, record, self.best)
+        board.record(estimator.done, model.grammar, record, self.best)
         with bar.external_write_mode():
             self.run.say(self._line(record))
 
@@ -276,8 +277,7 @@ class Training:
         return parser.parse_sents(map(words, self.gold), progress=True), parser.counts.fallbacks
 
     def _line(self, record: Record) -> str:
-        text = f"{self._title(record)}: {record['states']:,} states, "
-        text += f"log-likelihood/word {record['log_likelihood_per_word']:.4f}"
+        text = f"{self._title(record)}: " + ", ".join(_said(name, record[name]) for name in self.estimator.shown)
         if self.gold:
             text += f", dev F1 {record['f1']:.2f}"
             if record["errors"]:
@@ -285,26 +285,38 @@ class Training:
         return text + (", the best so far" if record is self.best else "")
 
     def _title(self, record: Record) -> str:
-        if not record["iterations"]:
-            return "treebank PCFG"
-        if isinstance(self.config.estimator, SplitMergeOptions):
-            return f"cycle {self.trainer.steps[int(record['iterations']) - 1].cycle}"
-        return f"iteration {record['iterations']}"
+        step = self._step(int(record["iterations"]))
+        assert step is not None
+        return step.title
 
     def show(self) -> None:
         """All records, as a table."""
+        shown = self.estimator.shown
         scores = {"precision": "P", "recall": "R", "f1": "F1", "errors": "dropped", "f1_all": "F1 all"}
         rows, before = [], 0.0
         for record in self.records:
-            row = [self._title(record) + " *" * (record is self.best), f"{record['states']:,}"]
-            row += [f"{record['log_likelihood_per_word']:.4f}"]
+            row = [self._title(record) + " *" * (record is self.best), *(_number(record[name]) for name in shown)]
             if self.gold:
                 row += [str(record[name]) if name == "errors" else f"{record[name]:.2f}" for name in scores]
             rows.append([*row, f"{record['seconds'] - before:.1f}"])
             before = record["seconds"]
-        columns = ["", "states", "log p\nper word", *(scores.values() if self.gold else ()), "seconds"]
+        columns = [_spoken(name).replace("log-likelihood", "log p").replace("/", "\nper ") for name in shown]
+        columns = ["", *columns, *(scores.values() if self.gold else ()), "seconds"]
         where = ", scores on dev, * the best" if self.gold else ""
-        self.run.table(f"Training with seed {self.trainer.seed}{where}", columns, rows)
+        self.run.table(f"Training with seed {self.seed}{where}", columns, rows)
+
+
+def _said(name: str, number: float) -> str:
+    """A figure in a sentence: "75 states", "log-likelihood/word -4.7249"."""
+    return f"{_number(number)} {_spoken(name)}" if isinstance(number, int) else f"{_spoken(name)} {_number(number)}"
+
+
+def _number(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.4f}"
+
+
+def _spoken(name: str) -> str:
+    return name.replace("log_likelihood", "log-likelihood").replace("_per_", "/").replace("_", " ")
 
 
 def report(model: Model, run: Run) -> None:

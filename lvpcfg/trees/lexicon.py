@@ -104,6 +104,17 @@ class LexicalTable:
         weight, backoff = self.weight * entry_factor, self.backoff * state_factor
         return replace(self, value=value, weight=weight, backoff=backoff)
 
+    def fold(self, factor: Tensor, into: Tensor, states: int) -> "LexicalTable":
+        """Adds up columns: each, times its factor, goes into the column `into` of a table with so many states."""
+        factor = factor.to(self.value.dtype)
+        entry = torch.repeat_interleave(self.row[1:] - self.row[:-1], output_size=len(self.value))
+        pairs, pair = torch.unique(entry * states + into[self.state], return_inverse=True)
+        row = torch.searchsorted(pairs, states * torch.arange(len(self.row), device=pairs.device))
+        value = self.value.new_zeros(len(pairs)).index_add(0, pair, self.value * factor[self.state])
+        backoff = self.backoff.new_zeros(len(self.backoff), states).index_add(1, into, self.backoff * factor)
+        widest = int((row[1:] - row[:-1]).max())
+        return LexicalTable(row, pairs % states, value, self.weight, self.source, backoff, widest)
+
     def column_sums(self) -> Tensor:
         """[states]: the sum over all entries."""
         weight = self.weight.new_zeros(len(self.backoff)).index_add(0, self.source, self.weight)

@@ -1,0 +1,19 @@
+"""Relative frequencies: the treebank PCFG, one state for each symbol."""
+
+from dataclasses import dataclass
+
+from lvpcfg.estimate.estimator import Estimator, Options, Task
+from lvpcfg.registry import ESTIMATORS
+
+
+@dataclass
+class CountOptions(Options):
+    name: str = "count"
+
+
+@ESTIMATORS.register("count", CountOptions)
+def count(options: CountOptions, task: Task) -> Estimator:
+    """EM of no phase."""
+    from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
+
+    return ExpectationMaximisation(options, task, phases=[], rare=0)

@@ -1,0 +1,166 @@
+"""What an estimator is: a treebank and options in, a model out, step by step.
+
+An estimator is two files: a module of this folder, or of a user's own, that registers it together with the class of its
+options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol below and for nothing else.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from lvpcfg.errors import InputError, expect, show
+
+if TYPE_CHECKING:  # options are checked without torch and nltk
+    from nltk.tree import Tree
+
+    from lvpcfg.estimate.checkpoint import Checkpoint
+    from lvpcfg.estimate.latent import Observed
+    from lvpcfg.grammar.grammar import Grammar
+    from lvpcfg.grammar.model import Model
+    from lvpcfg.trees.treebank import Treebank
+
+
+@dataclass
+class Options:
+    """Options of an estimator. Each class has its defaults, and refuses what makes no sense in `__post_init__`."""
+
+    name: str = ""  # under which the estimator is registered
+
+    def __post_init__(self) -> None:
+        expect("estimator.name", self.name, (type(self).name,))
+
+
+def check_number(
+    options: Options, name: str, least: float = 0, most: float = math.inf, otherwise: str | None = None
+) -> None:
+    """Refuses an option that is no number from `least` to `most`, and no whole number where its default is one."""
+    value, whole = getattr(options, name), isinstance(getattr(type(options), name), int)
+    if type(value) is not int and (whole or type(value) is not float):
+        raise InputError(f"estimator.{name} is {show(value)}: expected a {'whole ' if whole else ''}number.")
+    if not value >= least:  # so that NaN is refused too
+        raise InputError(f"estimator.{name} is {value}: expected {least} or more.")
+    if value > most:
+        raise InputError(f"estimator.{name} is {value}: expected {otherwise or f'{most} at the most'}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What an estimator is given, beside its options."""
+
+    treebank: "Treebank"
+    signature: str = "english"  # the classes of unknown words
+    seed: int = 0
+    device: str = "cpu"
+    dev: "Sequence[Tree] | None" = None  # normalised trees that are not trained on, if there are any
+
+    def made_of(self, options: Options) -> dict[str, Any]:
+        """What two trainings must share so that one can take up the other."""
+        treebank = self.treebank
+        return {f"estimator.{name}": value for name, value in asdict(options).items()} | {
+            "seed": self.seed,
+            "trees": len(treebank),
+            "nodes": len(treebank.symbol),
+            "rules": len(treebank.binary_rules) + len(treebank.unary_rules),
+            "vocabulary": len(treebank.words),
+            "signature": self.signature,
+            "treebank": self._fingerprint,
+        }
+
+    def model(self, options: Options, done: int, grammar: "Grammar", **provenance: Any) -> "Model":
+        """The model of a grammar over the treebank's symbols, rules and words, after so many steps.
+
+        Its coarse grammar is the treebank PCFG. `provenance` is what else it says of how it was made.
+        """
+        from lvpcfg.grammar.coarse import is_large
+        from lvpcfg.grammar.model import Model
+
+        made = {
+            "estimator": options.name,
+            "options": asdict(options),
+            "seed": self.seed,
+            "trees": len(self.treebank),
+            "words": int(self.treebank.lengths.sum()),
+            "iterations": done,
+        }
+        coarse = self.observed.coarse if is_large(grammar) else None
+        return Model(grammar, self.observed.lexicon, self.treebank.binarisation, made | provenance, coarse)
+
+    @cached_property
+    def observed(self) -> "Observed":
+        """The lexicon, and the counts of the treebank as it stands, one state for each symbol."""
+        import torch
+
+        from lvpcfg.estimate.latent import Observed
+
+        return Observed.of(self.treebank, self.signature, torch.device(self.device))
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """The same for the same trees in the same order, binarised alike."""
+        bank = self.treebank
+        digest = hashlib.sha256(json.dumps([bank.symbols.names, bank.words]).encode())
+        for column in (bank.symbol, bank.rule, bank.binary_rules, bank.unary_rules, bank.lexical_rules):
+            digest.update(column.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an estimator, such as an iteration of EM."""
+
+    name: str  # in messages: "cycle 2, merge, iteration 3"
+    title: str  # of the model it leaves, in lines and tables: "cycle 2"
+    # Whether that model is looked at: "always"; "sometimes", once in `evaluate_every` steps; or "never", where it is
+    # unfinished.
+    evaluate: Literal["always", "sometimes", "never"] = "sometimes"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Estimator(Protocol):
+    """An estimator at work. What is registered is a function or a class that makes one of (options, task).
+
+    Between two steps it can be stopped; taken up from its checkpoint, it ends with the same model, bit for bit.
+    """
+
+    @property
+    def start(self) -> Step | None:
+        """Describes the model before the first step; None where there is none yet."""
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All steps, known beforehand, so that progress can be shown."""
+
+    @property
+    def done(self) -> int:
+        """The number of steps that are done."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left. This may come before the last of `steps`, where an estimator stops early."""
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """The names of the figures for the terminal. The last is what restarts are compared by where there are no dev
+        trees: the higher, the better."""
+
+    def run(self) -> Iterator[Step]:
+        """Does the steps that are left; gives out each when it is done."""
+
+    def figures(self) -> dict[str, float]:
+        """Numbers that describe the estimator as it is now: for TensorBoard, `result.json` and the terminal."""
+
+    def model(self) -> "Model":
+        """The model as it is now."""
+
+    def checkpoint(self, notes: dict[str, Any]) -> "Checkpoint":
+        """All that `load` needs to go on from here, and notes of the caller, plain JSON."""
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Takes up where a checkpoint of the same training was made; returns its notes."""

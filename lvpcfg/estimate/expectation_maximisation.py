@@ -1,0 +1,139 @@
+"""EM over the states of observed trees, in phases; `count`, `em` and `split_merge` differ in their phases alone.
+
+Without smoothing the log-likelihood never falls within a phase; it is watched.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lvpcfg.errors import InputError
+from lvpcfg.estimate.checkpoint import Checkpoint
+from lvpcfg.estimate.estimator import Options, Step, Task
+from lvpcfg.estimate.latent import Counts, Smoothing
+from lvpcfg.estimate.states import Refinement
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.model import Model
+
+ROUNDING = 1e-6  # of the log-likelihood, and for each node: scores on trees are float32
+
+
+@dataclass(frozen=True)
+class Phase:
+    """EM iterations that have one beginning."""
+
+    name: str
+    cycle: int  # phases of the same cycle begin with the same noise
+    iterations: int
+    begin: Callable[[Refinement, torch.Generator], Refinement] | None = None  # what happens to the states before it
+    smooth: tuple[float, float] | None = None  # weights of the mean over related states: of rules, of words
+    title: str = "cycle {cycle}"  # of the models of its iterations
+    evaluate: Literal["sometimes", "never"] = "never"  # but for the last iteration of a cycle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration(Step):
+    phase: Phase
+    number: int  # from 1, within the phase
+
+
+def iterations(phases: Sequence[Phase]) -> list[Iteration]:
+    """Of all phases, in order. The model that a cycle leaves is always looked at."""
+    numbered = [(phase, number) for phase in phases for number in range(1, phase.iterations + 1)]
+    last = {phase.cycle: place for place, (phase, _) in enumerate(numbered)}
+    return [
+        Iteration(
+            name=f"cycle {phase.cycle}, {phase.name}, iteration {number}",
+            title=phase.title.format(cycle=phase.cycle, iteration=number),
+            evaluate="always" if last[phase.cycle] == place else phase.evaluate,
+            phase=phase,
+            number=number,
+        )
+        for place, (phase, number) in enumerate(numbered)
+    ]
+
+
+class ExpectationMaximisation:
+    """EM at work on a treebank. Between two iterations, its expected counts are all there is to it."""
+
+    start = Step("counting", "treebank PCFG", "always")
+    shown = ("states", "log_likelihood_per_word")
+
+    def __init__(self, options: Options, task: Task, phases: Sequence[Phase], rare: int) -> None:
+        """Words that occur at most `rare` times share one profile over the states of a tag."""
+        self.options, self.task = options, task
+        latent, counts = task.observed.latent.with_rare(rare), task.observed.counts
+        self.refinement = Refinement(latent, counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
+        self.steps, self.done = iterations(phases), 0
+        self.log_likelihood = -torch.inf  # under the counts before the last iteration
+
+    @property
+    def finished(self) -> bool:
+        return self.done == len(self.steps)
+
+    def run(self) -> Iterator[Iteration]:
+        while not self.finished:
+            step = self.steps[self.done]
+            self._iterate(step)
+            self.done += 1
+            yield step
+
+    def _iterate(self, step: Iteration) -> None:
+        phase = step.phase
+        if step.number == 1 and phase.begin:
+            # A phase that was cut off is begun again with the same noise.
+            generator = torch.Generator().manual_seed((self.task.seed * 1_000_003 + phase.cycle) % 2**63)
+            self.refinement = phase.begin(self.refinement, generator)
+        log_likelihood, self.refinement = self.refinement.expect(self._smoothing(phase))
+        if not log_likelihood > -torch.inf:
+            raise InputError(f"a tree of the treebank became impossible at {step}: its probability underflowed.")
+        fell, nodes = self.log_likelihood - log_likelihood, len(self.task.treebank.symbol)
+        if phase.smooth is None and step.number > 1 and fell > ROUNDING * (abs(log_likelihood) + nodes):
+            raise InputError(
+                f"the log-likelihood fell at {step}, from {self.log_likelihood:.3f} to {log_likelihood:.3f}: "
+                "this cannot happen in exact arithmetic."
+            )
+        self.log_likelihood = log_likelihood
+
+    def _smoothing(self, phase: Phase) -> Smoothing | None:
+        return None if phase.smooth is None else self.refinement.smoothing(*phase.smooth)
+
+    def figures(self) -> dict[str, float]:
+        log_likelihood = self.log_likelihood if self.done else self.refinement.expect(None)[0]
+        return {
+            "states": int(self.refinement.latent.states.sum()),
+            "rules": int(self.refinement.counts.rules.count_nonzero()),
+            "log_likelihood_per_word": log_likelihood / int(self.task.treebank.lengths.sum()),
+        }
+
+    def grammar(self) -> Grammar:
+        smoothing = self._smoothing(self.steps[self.done - 1].phase) if self.done else None
+        return self.refinement.latent.grammar(self.refinement.counts, smoothing, self.refinement.hierarchy)
+
+    def model(self) -> Model:
+        found = {"log_likelihood": self.log_likelihood} if self.done else {}
+        return self.task.model(self.options, self.done, self.grammar(), **found)
+
+    def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
+        return Checkpoint(
+            made_of=self.task.made_of(self.options),
+            done=self.done,
+            notes=notes,
+            tensors={
+                "states": self.refinement.latent.states,
+                "hierarchy": self.refinement.hierarchy,
+                **vars(self.refinement.counts),
+            },
+            numbers={"log_likelihood": self.log_likelihood},
+        )
+
+    def load(self, path: Path) -> dict[str, Any]:
+        found = Checkpoint.load(path, self.task.made_of(self.options))
+        tensors = dict(found.tensors)
+        states, hierarchy = tensors.pop("states"), tensors.pop("hierarchy")
+        self.refinement = Refinement(self.refinement.latent.with_states(states), Counts(**tensors), hierarchy)
+        self.done, self.log_likelihood = found.done, found.numbers["log_likelihood"]
+        return found.notes

@@ -1,0 +1,40 @@
+"""The coarse grammar of a model: one state for each symbol, nothing below zero. Charts are pruned by it.
+
+An estimator makes it of the rule counts of its treebank, whatever its own parameters are. For a grammar that comes
+without counts, it is the projection by how often states are expected.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.projection import nonnegative, projected
+
+MANY = 128  # phrase symbols: unary rules between all of them make whole charts slow to decode
+
+
+@dataclass(frozen=True, eq=False)
+class CoarseGrammar:
+    grammar: Grammar  # over the symbols, rules and words of the model
+    # Its binary rules as one exact sum of terms [interminals, symbols, symbols], each rule in one term; None until it
+    # is needed, since it takes a while to find.
+    cover: Factors | None = None
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "CoarseGrammar":
+        cover = None if self.cover is None else self.cover.map(lambda factor: factor.to(device=device, dtype=dtype))
+        return CoarseGrammar(self.grammar.to(device, dtype), cover)
+
+
+def is_large(grammar: Grammar) -> bool:
+    """Whether its charts are worth pruning."""
+    return bool((grammar.states > 1).any()) or len(grammar.symbols.interminals) > MANY
+
+
+def projected_coarse(grammar: Grammar) -> CoarseGrammar:
+    grammar = nonnegative(grammar)
+    return CoarseGrammar(
+        projected(grammar, expected_states(grammar), torch.zeros_like(grammar.symbol_of_state)).grammar
+    )
