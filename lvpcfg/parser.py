@@ -118,8 +118,6 @@ class Parser(ParserI):  # type: ignore[misc]
             what = "the decoder viterbi" if decoder == VITERBI else "a product of grammars"
             raise InputError(f"{what} needs non-negative parameters: this model has negative ones.")
         whole = self._grammar.kruskal is not None
-        if whole and len(self.models) > 1:
-            raise InputError("a product of grammars takes rules, not one Kruskal form of all of them: give one model.")
         prunable = is_large(self._grammar) and not whole and (approximate or not self._signed)
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self._symbols = SymbolMap(self._grammar, self._grammar.root)
@@ -445,6 +443,12 @@ def _check_product(models: Sequence[Model], decoder: str) -> None:
         raise InputError(
             "the decoder viterbi takes one model: derivations of different grammars have different states."
         )
+    for place, model in enumerate(models, 1):
+        if len(models) > 1 and model.grammar.kruskal is not None:
+            raise InputError(
+                f"model {place} of {len(models)} has one CP form of all its rules: a product takes models whose rules "
+                "have tensors or CP forms of their own."
+            )
     first = models[0].grammar
     for place, model in enumerate(models[1:], 2):
         grammar = model.grammar
