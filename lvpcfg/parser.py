@@ -113,10 +113,8 @@ class Parser(ParserI):  # type: ignore[misc]
             self._grammars = [replace(grammar, binary=grammar.binary.for_charts()) for grammar in self._grammars]
         self._grammar = replace(self._grammars[0], binary=self._grammars[0].binary.for_charts())
         self._signed = any(grammar.signed for grammar in self._grammars)
-        approximate = any(grammar.binary.compressed for grammar in self._grammars)
-        if self._signed and (decoder == VITERBI or (len(self.models) > 1 and not approximate)):
-            what = "the decoder viterbi" if decoder == VITERBI else "a product of grammars"
-            raise InputError(f"{what} needs non-negative parameters: this model has negative ones.")
+        if self._signed and decoder == VITERBI:
+            raise InputError("the decoder viterbi needs non-negative parameters: this model has negative ones.")
         coarse = self.model.coarse
         if coarse is None and len(self.models) > 1:  # a product has no whole charts
             coarse = projected_coarse(self.model.grammar)

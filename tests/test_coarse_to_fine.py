@@ -9,7 +9,7 @@ from cases import WITH_GRAMMAR, Posteriors, listable, make, small
 from nltk.tree import Tree
 from strategies import random_model
 
-from lvpcfg import InputError, Parser, compress, corpus, train
+from lvpcfg import Binarisation, InputError, Parser, compress, corpus, train
 from lvpcfg.chart import coarse_to_fine, forest
 from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode import (
@@ -261,6 +261,13 @@ class TestProduct:
                 worth = {nodes: sum(truth.objective(decoder, nodes) for truth in truths) for nodes in truths[0].trees}
                 assert worth[tuple(one.skeleton)] == pytest.approx(max(worth.values()), rel=1e-9)
 
+    def test_takes_no_whole_grammar_cp_forms_in_any_order(self):
+        exact = train(corpus("train")[:50])
+        whole = compress(exact, "apr", rank=8, iterations=2)
+        for models, place in (([exact, whole], 2), ([whole, exact], 1)):
+            with pytest.raises(InputError, match=f"model {place} of 2 has one CP form of all its rules"):
+                Parser(models)
+
     def test_takes_grammars_of_the_same_rules(self):
         one, two = random_model(), random_model(1)
         assert Parser([one, two], device="cpu").parse(["dog", "barks"]).leaves() == ["dog", "barks"]
@@ -274,16 +281,41 @@ class TestProduct:
             Parser([one, two], decoder="viterbi")
 
 
+@pytest.mark.parametrize("unary", [True, False])
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_the_parser_agrees_with_exhaustive_charts(decoder):
-    model = with_coarse(random_model())
-    sentences = [["dog"], ["dog", "barks"], ["barks", "dog", "new", "dog"], ["dog"] * 6]
+def test_the_parser_agrees_with_exhaustive_charts(decoder, unary):
+    model = random_model()
+    if not unary:
+        grammar = model.grammar
+        model = replace(model, grammar=replace(grammar, unary_rules=grammar.unary_rules[:0], unary=grammar.unary[:0]))
+    model = with_coarse(model)
+    sentences = [["dog"], ["dog", "barks"], ["dog", "barks", "new"], ["barks", "dog", "new", "dog"], ["dog"] * 4]
+    sentences = sentences if unary else sentences[2:]  # what the grammar has trees for
     pruned, exhaustive = (Parser(model, decoder, "cpu", "float64", prune) for prune in (1e-12, 0))
     for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
         assert one.tree == two.tree
         if decoder != FREE:  # whose trees are not those of a forest
             assert one.log_prob == pytest.approx(two.log_prob, rel=1e-9)
         assert one.sentence_log_prob == pytest.approx(two.sentence_log_prob, rel=1e-9)
+    assert pruned.counts.fallbacks == exhaustive.counts.fallbacks == pruned.counts.exhaustive == 0
+
+
+@pytest.fixture(scope="module", params=["collapse", "keep"])
+def latent(request):
+    return train(corpus("train")[:200], "em", Binarisation(unaries=request.param), states=2, iterations=3)
+
+
+@pytest.mark.parametrize("decoder", sorted(set(DECODERS) - {VITERBI}))  # which has ties here
+def test_pruning_leaves_the_objective_as_it_is(latent, decoder):
+    """With and without unary rules: without them, the step from bottom to top of a span is worth nothing."""
+    sentences = [tree.leaves() for tree in corpus("dev") if 5 <= len(tree.leaves()) <= 14][:60]
+    pruned, exhaustive = (Parser(latent, decoder, "cpu", "float64", prune) for prune in (1e-30, 0))
+    for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
+        assert one.tree == two.tree
+        assert one.sentence_log_prob == pytest.approx(two.sentence_log_prob, rel=1e-9)
+        if decoder != FREE:  # whose trees need not be trees of the grammar
+            assert one.log_prob == pytest.approx(two.log_prob, rel=1e-9)
+    assert pruned.counts.fallbacks == exhaustive.counts.fallbacks == pruned.counts.exhaustive == 0
 
 
 def test_grammars_whose_rules_are_all_between_phrases():

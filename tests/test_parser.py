@@ -12,6 +12,7 @@ from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, corpus, evaluate, normalise, train
 from lvpcfg.chart.decode import DECODERS
+from lvpcfg.chart.unary import Chains
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.trees.walk import words
 
@@ -180,15 +181,17 @@ def test_wrong_options_are_named(model, options, message):
         Parser(model, **options)
 
 
-def test_signed_parameters_parse_and_have_no_viterbi_tree(model):
+@pytest.mark.parametrize("which", ["model", "kept"])
+def test_signed_parameters_parse_and_have_no_viterbi_tree(request, which):
+    model = request.getfixturevalue(which)
     grammar = model.grammar
     sign = torch.where(
         torch.arange(len(grammar.symbols)) % 3 == 0, -1.0, 1.0
     ).double()  # of each symbol: changes no tree
-    a, b, c = sign[grammar.binary_rules].unbind(1)
     signed = replace(
         grammar,
-        binary=replace(grammar.binary, values=grammar.binary.values * a * b * c),
+        binary=grammar.binary.with_tensors({"values": grammar.binary.values * sign[grammar.binary_rules].prod(1)}),
+        unary=grammar.unary * sign[grammar.unary_rules].prod(1),
         root=grammar.root * sign,
         lexical=grammar.lexical.scale(
             torch.ones_like(grammar.lexical.weight), sign[len(grammar.symbols.interminals) :]
@@ -198,5 +201,39 @@ def test_signed_parameters_parse_and_have_no_viterbi_tree(model):
     parser = Parser(replace(model, grammar=signed))
     assert parser.parse_sents(sentences) == Parser(model).parse_sents(sentences)
     assert parser.counts.negative_rules == 0
+    assert parser.counts.fallbacks == 0
     with pytest.raises(InputError, match="viterbi needs non-negative"):
         Parser(replace(model, grammar=signed), "viterbi")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_chains_of_unary_rules_are_written_out_with_rules_of_the_grammar(sign):
+    """TOP over A over B over C; the rule between A and B may be negative, and make up for a negative rule above."""
+    trees = [Tree.fromstring(text) for text in ("(TOP (X (N x) (N x)))", "(TOP (A (B (C (N n) (N n)))))")]
+    model = train(trees)
+    grammar = model.grammar
+    (place,) = (
+        rule
+        for rule, (a, b) in enumerate(grammar.unary_rules.tolist())
+        if (grammar.symbols.names[a], grammar.symbols.names[b]) == ("A", "B")
+    )
+    top = grammar.symbols.names.index("A")
+    signs = torch.ones_like(grammar.unary).index_fill(0, torch.tensor([place]), sign)
+    root = grammar.root.clone()
+    root[top] *= sign
+    signed = replace(model, grammar=replace(grammar, unary=grammar.unary * signs, root=root))
+    for decoder in ("max-rule", "recall"):
+        assert Parser(signed, decoder).parse(["n", "n"]) == trees[1]
+
+
+def test_chains_prefer_rules_of_large_absolute_value():
+    """Two ways from A to C, and a circle of rules that would be worth more than 1."""
+    grammar = train([Tree.fromstring(f"(TOP (A ({name} (C (N n) (N n)))))") for name in "BDBA"]).grammar
+    names = grammar.symbols.names
+    value = {("A", "B"): -0.5, ("A", "D"): 0.1, ("A", "A"): -3.0, ("B", "C"): -1.0, ("D", "C"): 1.0, ("A", "C"): -0.01}
+    unary = [value[names[a], names[b]] for a, b in grammar.unary_rules.tolist()]
+    chains = Chains.of_symbols(replace(grammar, unary=torch.tensor(unary).double()))
+    path = chains.path(names.index("A"), names.index("C"))
+    assert [names[symbol] for symbol in path] == ["A", "B", "C"]
+    nowhere = chains.path(names.index("C"), names.index("A"))
+    assert [names[symbol] for symbol in nowhere] == ["C", "A"]

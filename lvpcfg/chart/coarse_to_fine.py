@@ -61,6 +61,7 @@ class CoarseToFine:
             torch.tensor([rules, steps, len(symbols)], device=device)
         )
         self.is_step = kinds.bool()  # [rules]
+        self.has_unary_rules = len(grammar.unary_rules) > 0
 
     def parse(
         self,
@@ -125,15 +126,19 @@ class CoarseToFine:
         """What each edge and each leaf is worth to a tree."""
         leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
         possible = torch.where(edges > 0, 0.0, -math.inf)
+        step = self.is_step[forest.rule]
         if self.decoder == RECALL:  # the symbols above unary rules, and the tags
-            step = self.is_step[forest.rule]
             above = kept.symbol[torch.where(step, forest.parent, 0)]
             return torch.where(step & self.real[above], parents, 0) + possible, leaves
         if self.decoder == RULE_SUM:
-            return possible + edges, torch.where(leaves > 0, leaves, -math.inf)
-        if self.decoder == VARIATIONAL:
-            return possible + _log(edges) - _log(parents), torch.zeros_like(leaves)
-        return possible + _log(edges), _log(leaves)
+            worth, of_leaves = edges, torch.where(leaves > 0, leaves, -math.inf)
+        elif self.decoder == VARIATIONAL:
+            worth, of_leaves = _log(edges) - _log(parents), torch.zeros_like(leaves)
+        else:
+            worth, of_leaves = _log(edges), _log(leaves)
+        if not self.has_unary_rules:  # then the step from bottom to top is no decision
+            worth = worth.masked_fill(step, 0)
+        return possible + worth, of_leaves
 
 
 def _log(x: Tensor) -> Tensor:

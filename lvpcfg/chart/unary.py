@@ -28,15 +28,19 @@ class Chains:
 
     @staticmethod
     def of_symbols(grammar: Grammar) -> "Chains":
-        """A rule between symbols is worth its mean over the states of the parent."""
+        """A rule between symbols is worth its absolute values, summed over children and averaged over parents.
+
+        The rules of a parent together are worth 1 at the most, so that no chain gains by going round in a circle.
+        """
         member = torch.nn.functional.one_hot(grammar.symbol_of_state, len(grammar.symbols)).to(grammar.root.dtype)
-        sums = member.T @ _square(grammar).clamp_min(0) @ member
-        return Chains(safe_log(sums / grammar.states.unsqueeze(1)), grammar.closed)
+        sums = member.T @ _square(grammar).abs() @ member / grammar.states.unsqueeze(1)
+        return Chains(safe_log(sums / sums.sum(1, keepdim=True).clamp_min(1)), grammar.closed)
 
     def path(self, top: int, bottom: int) -> list[int]:
-        """From top to bottom, both included."""
+        """From top to bottom, both included; these two alone where no rules lead from one to the other."""
         path = [top]
-        while not self.closed and path[-1] != bottom and len(path) <= len(self.step):
+        known = not self.closed and bool(self.best[top, bottom] > -torch.inf)
+        while known and path[-1] != bottom and len(path) <= len(self.step):
             path.append(int((self.step[path[-1]] + self.best[:, bottom]).argmax()))
         return path if path[-1] == bottom else [top, bottom]
 
