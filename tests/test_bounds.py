@@ -20,6 +20,7 @@ from lvpcfg.decompose.bounds import (
     covered_length,
     covered_sentence,
     depth_limit,
+    downwards,
     growth,
     marginal_certificate,
     node_bound,
@@ -27,6 +28,7 @@ from lvpcfg.decompose.bounds import (
     tail_sums,
     tree_certificate,
     tree_sum_bound,
+    upwards,
 )
 from lvpcfg.decompose.cover import cover
 from lvpcfg.grammar.expectations import rewrites
@@ -197,6 +199,18 @@ def test_closure_norms_are_those_of_its_blocks(closed):
     assert torch.equal(norms[2:], torch.eye(4).double()[2:])
     nothing = make_grammar((2, 3, 1, 2), CHART_RULES, unary=False, signed=True, seed=1)
     assert torch.equal(closure_norms(nothing), torch.eye(4).double())
+
+
+@given(st.floats(0, 1e300), st.integers(1, 5))
+def test_what_is_shown_of_a_bound_is_a_bound(number, digits):
+    above, below = float(upwards(number, digits)), float(downwards(number, digits))
+    assert below <= number <= above
+    assert (above - below) <= 10 ** (1 - digits) * above * (1 + 1e-9) + 1e-323
+
+
+def test_bounds_are_shown_in_a_few_digits():
+    assert [upwards(x) for x in (0.0, 3e-9, 1.0001e-9, 22.801, math.inf)] == ["0", "3e-09", "1.01e-09", "22.9", "inf"]
+    assert [downwards(x) for x in (0.0, 1.0099e-9, 22.899)] == ["0", "1e-09", "22.8"]
 
 
 def test_node_bound_is_the_geometric_sum_of_the_theorem():

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,7 +13,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose import bounds
-from lvpcfg.decompose.compress import KINDS, METHODS, ALSOptions, APROptions, GradientOptions, Options, SVDOptions
+from lvpcfg.decompose.compress import (
+    KINDS,
+    METHODS,
+    ALSOptions,
+    APROptions,
+    GradientOptions,
+    Options,
+    SVDOptions,
+    decompose,
+)
 from lvpcfg.decompose.whole import difference, divergence, row_sums, rule_tensor
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.jobs import config as job_config
@@ -124,6 +133,36 @@ def test_a_whole_grammar_as_one_sum(tmp_path, pcfg, options):
         assert result["row_sum_largest"] == pytest.approx(1, abs=1e-2)
         assert result["spectral_radius"] < 1
         assert result["kl"] > 0
+
+
+def with_a_rare_rule():
+    """A -> V N has probability 0.3, A -> N V 3e-9."""
+    model = random_model(0, (1, 1, 1, 1))
+    binary = torch.tensor([0.2, 0.1, 0.3, 3e-9], dtype=torch.float64)
+    return replace(model, grammar=replace(model.grammar, binary=binary))
+
+
+def test_an_error_as_small_as_a_rare_rule_is_not_lost(tmp_path):
+    """||T||^2 - 2 <T, T^> + ||T^||^2 is 0 here; sentences that need the rule have become impossible."""
+    with_a_rare_rule().save(tmp_path / "source")
+    options = SVDOptions(error=1e-12)
+    result, printed = run("compress", tmp_path / "run", model=str(tmp_path / "source"), decompose=options)
+    assert result["error"] == result["bound_delta"] == pytest.approx(3e-9, rel=1e-6)
+    assert result["bound_delta"] == pytest.approx(result["bound_nu"])
+    assert "Delta = 3" in printed
+    assert "exact" not in printed
+    grammar = Model.load(tmp_path / "run/model").grammar
+    assert divergence(grammar, grammar.kruskal) == math.inf
+
+
+def test_an_error_is_that_of_the_numbers_that_are_saved():
+    """Which are rounded to the type of the model."""
+    model = random_model(1, (2, 3, 1, 4), torch.float32)
+    found = decompose(model, SVDOptions(error=0))
+    exact, near = rule_tensor(model.grammar).to_dense().double(), found.model.grammar.kruskal
+    residual = float((exact - near.map(torch.Tensor.double).tensor()).norm())
+    assert 1e-9 < residual < 1e-5
+    assert found.error == pytest.approx(residual, rel=1e-6)
 
 
 def test_figures_of_whole_grammars_are_those_of_tensors_written_out():

@@ -14,6 +14,7 @@ No exact chart is needed. Bounds are of real numbers: they do not cover the roun
 
 import math
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import pairwise, product
 
 import torch
@@ -25,6 +26,20 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
 
 VACUOUS = math.inf
+
+
+def upwards(number: float, digits: int = 3) -> str:
+    """A number as it is shown where it is a bound: 1.001e-9 -> 1.01e-09, never less than it is."""
+    return _shown(number, digits, ROUND_CEILING)
+
+
+def downwards(number: float, digits: int = 3) -> str:
+    """A number as it is shown where a larger one would promise too much."""
+    return _shown(number, digits, ROUND_FLOOR)
+
+
+def _shown(number: float, digits: int, rounding: str) -> str:
+    return f"{float(Context(prec=digits, rounding=rounding).create_decimal(number)):.{digits}g}"
 
 
 def growth(gamma: float, m: int) -> float:

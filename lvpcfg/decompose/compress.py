@@ -20,7 +20,7 @@ from lvpcfg.decompose.apr import conditional, expected_counts
 from lvpcfg.decompose.gradient import LOSSES, NONNEGATIVE, OPTIMISERS, VALUES, KruskalGrammar
 from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
 from lvpcfg.decompose.svd import slice_svd
-from lvpcfg.decompose.whole import fitted, rule_tensor
+from lvpcfg.decompose.whole import Difference, difference, rule_tensor
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
@@ -116,6 +116,7 @@ class Compression:
     gamma: Tensor  # [rules]: ||T - T^||_F of the rules that a Kruskal form of their own was tried for, else nan
     error: float  # ||T - T^||_F of the whole grammar
     negative: Tensor  # [rules]: the share of |T^| in entries below zero, of rules with a form of their own, else 0
+    whole: Difference | None  # of T^ and T, where one form stands for all rules
     before: int  # numbers that the binary rules take
     after: int
 
@@ -144,13 +145,12 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         raise InputError("the model is compressed already: expected one as job=train makes it.")
     if isinstance(options, ALSOptions):
         found = fit_rules(grammar, options, seed, progress)
-        small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
+        small, gamma, negative, whole = found.within(options.threshold), found.gamma, found.negative, None
         error = float(torch.where(gamma <= options.threshold, gamma, 0).norm()) if options.threshold else 0.0
     else:
-        factors = _whole(grammar, options, seed, progress)
-        small, error = replace(grammar, kruskal=factors.map(lambda x: x.to(grammar.binary.dtype))), 0.0
-        if options.name != "cover":
-            error = _distance(rule_tensor(grammar), factors)
+        factors = _whole(grammar, options, seed, progress).map(lambda x: x.to(grammar.binary.dtype))
+        small, whole = replace(grammar, kruskal=factors), difference(rule_tensor(grammar), factors)
+        error = float(whole.error.norm())
         gamma = torch.full((len(grammar.binary_rules),), torch.nan, dtype=torch.float64)
         negative = torch.zeros_like(gamma)
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
@@ -160,6 +160,7 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         gamma,
         error,
         negative,
+        whole,
         grammar.binary.numel(),
         numbers_of(small),
     )
@@ -277,10 +278,3 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         )
         return parameters().map(torch.Tensor.detach)
     return cover_by_kind(tensor)
-
-
-def _distance(tensor: Tensor, factors: Factors) -> float:
-    """||T - T^||_F without writing either out."""
-    values, factors = tensor.values().double(), factors.map(torch.Tensor.double)
-    squared = values.square().sum() - 2 * (values * fitted(tensor, factors)).sum() + factors.squared_norm()
-    return float(squared.clamp_min(0).sqrt())
