@@ -24,6 +24,7 @@ from lvpcfg.decompose.compress import (
     decompose,
 )
 from lvpcfg.decompose.whole import difference, divergence, row_sums, rule_tensor
+from lvpcfg.grammar.expectations import rewrites
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
@@ -163,6 +164,16 @@ def test_an_error_is_that_of_the_numbers_that_are_saved():
     residual = float((exact - near.map(torch.Tensor.double).tensor()).norm())
     assert 1e-9 < residual < 1e-5
     assert found.error == pytest.approx(residual, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared", "kl"])
+def test_normalised_values_keep_what_states_rewrite_to(pcfg, loss):
+    """In a grammar with unary rules, which leave less for binary ones."""
+    source = Model.load(pcfg).grammar
+    small = compress(Model.load(pcfg), "gradient", rank=4, loss=loss, values="normalised", iterations=3).grammar
+    inner = small.kruskal.u.shape[1]
+    assert bool((rewrites(source)[1].sum(1) > 0.1).any())
+    assert torch.allclose(row_sums(small.kruskal, source)[:inner], source.row_sums()[:inner].double(), atol=1e-6)
 
 
 def test_figures_of_whole_grammars_are_those_of_tensors_written_out():

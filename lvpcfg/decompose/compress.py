@@ -268,7 +268,8 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
     if isinstance(options, GradientOptions):
         tensor = tensor.double()
         x, y, z = tensor.shape
-        parameters = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype)
+        mass = tensor.values().new_zeros(x).index_add(0, tensor.indices()[0], tensor.values())
+        parameters = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype, mass)
         parameters.fit(
             tensor,
             options.loss,
