@@ -209,8 +209,14 @@ def test_what_is_shown_of_a_bound_is_a_bound(number, digits):
 
 
 def test_bounds_are_shown_in_a_few_digits():
-    assert [upwards(x) for x in (0.0, 3e-9, 1.0001e-9, 22.801, math.inf)] == ["0", "3e-09", "1.01e-09", "22.9", "inf"]
-    assert [downwards(x) for x in (0.0, 1.0099e-9, 22.899)] == ["0", "1e-09", "22.8"]
+    assert [upwards(x) for x in (0.0, 3e-9, 1.0001e-9, 22.801, math.inf)] == [
+        "0",
+        "3.00e-09",
+        "1.01e-09",
+        "22.9",
+        "inf",
+    ]
+    assert [downwards(x) for x in (0.0, 1.0099e-9, 22.899)] == ["0", "1.00e-09", "22.8"]
 
 
 def test_node_bound_is_the_geometric_sum_of_the_theorem():

@@ -39,7 +39,9 @@ def downwards(number: float, digits: int = 3) -> str:
 
 
 def _shown(number: float, digits: int, rounding: str) -> str:
-    return f"{float(Context(prec=digits, rounding=rounding).create_decimal(number)):.{digits}g}"
+    value = float(Context(prec=digits, rounding=rounding).create_decimal(number))
+    plain = value == 0 or 1 <= value < 10**digits
+    return f"{value:.{digits}g}" if plain else f"{value:.{digits - 1}e}"
 
 
 def growth(gamma: float, m: int) -> float:

@@ -3,7 +3,7 @@
 als        each rule tensor in Kruskal form by least squares, where its error is small (Cohen & Collins 2012)
 cover      all rules as one sum of rank-one terms, exactly
 svd        the same by an SVD of each parent's slice, up to an error
-apr        the same by CP-APR of the expected counts: normalised and tight (Cohen, Satta & Collins 2013)
+apr        the same by CP-APR of the expected counts: normalised, and tight to a tolerance (Cohen, Satta & Collins 2013)
 gradient   the same by gradient descent
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lvpcfg.decompose.als import STARTS, als
 from lvpcfg.decompose.apr import STARTS as APR_STARTS
-from lvpcfg.decompose.apr import conditional, expected_counts
+from lvpcfg.decompose.apr import apr, conditional, expected_counts
 from lvpcfg.decompose.gradient import LOSSES, NONNEGATIVE, OPTIMISERS, VALUES, KruskalGrammar
-from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
+from lvpcfg.decompose.kinds import APART, CHILD_TYPES, TOGETHER, apr_by_kind, cover_by_kind
 from lvpcfg.decompose.svd import slice_svd
 from lvpcfg.decompose.whole import Difference, difference, rule_tensor
 from lvpcfg.errors import InputError, expect, show
@@ -64,6 +64,7 @@ class APROptions(Options):
     tolerance: float = 1e-4
     start: str = "cover"
     starts: int = 1
+    child_types: str = APART
 
 
 @dataclass
@@ -85,7 +86,7 @@ METHODS: dict[str, type[Options]] = {
 }
 CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "als": {"start": STARTS},
-    "apr": {"start": tuple(APR_STARTS)},
+    "apr": {"start": tuple(APR_STARTS), "child_types": CHILD_TYPES},
     "gradient": {"loss": LOSSES, "optimiser": OPTIMISERS, "values": VALUES},
 }
 
@@ -143,6 +144,8 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     grammar = model.grammar
     if grammar.factored is not None or grammar.kruskal is not None:
         raise InputError("the model is compressed already: expected one as job=train makes it.")
+    if isinstance(options, APROptions) and options.rank < len(grammar.binary_kinds.unique()):
+        options = replace(options, child_types=TOGETHER)  # there is no term for each
     if isinstance(options, ALSOptions):
         found = fit_rules(grammar, options, seed, progress)
         small, gamma, negative, whole = found.within(options.threshold), found.gamma, found.negative, None
@@ -254,11 +257,11 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         return slice_svd(tensor, options.error).factors
     if isinstance(options, APROptions):
         inner = tensor.shape[0]
-        fit = apr_by_kind(
+        fit = (apr_by_kind if options.child_types == APART else apr)(
             expected_counts(grammar),
             options.rank,
             options.iterations,
-            None if progress is None else lambda sweep, *_: progress(sweep, options.iterations),
+            progress=None if progress is None else lambda sweep, *_: progress(sweep, options.iterations),
             tolerance=options.tolerance,
             start=options.start,
             starts=options.starts,

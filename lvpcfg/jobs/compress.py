@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,7 +42,7 @@ def run(config: Config, run: Run) -> None:
     run.result["seconds"] = time.perf_counter() - begin
     found.model.save(target)
 
-    run.say(", ".join(f"{name} {value}" for name, value in asdict(config.decompose).items()) + ":")
+    run.say(", ".join(f"{name} {value}" for name, value in found.model.provenance["compressed"].items()) + ":")
     whole = found.model.grammar.kruskal
     if whole is None or found.whole is None:
         _show_rules(found, run)
