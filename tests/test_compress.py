@@ -11,7 +11,9 @@ from running import ROOT, call, run
 from strategies import random_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lvpcfg import InputError, Model, Parser, compress, corpus, train
+from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
+from lvpcfg.chart.build import exact as form
+from lvpcfg.chart.partition import log_partition
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import (
     KINDS,
@@ -28,6 +30,7 @@ from lvpcfg.grammar.expectations import rewrites
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
+from lvpcfg.trees.treebank import Symbols
 from lvpcfg.trees.walk import words
 
 
@@ -35,6 +38,14 @@ from lvpcfg.trees.walk import words
 def latent(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latent")
     train(corpus("train")[:200], estimator="em", states=4, iterations=5).save(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def without_unaries(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("without_unaries")
+    trees, scheme = corpus("train")[:200], Binarisation(unaries="collapse")
+    train(trees, estimator="em", states=4, iterations=5, binarisation=scheme).save(folder)
     return str(folder)
 
 
@@ -70,7 +81,9 @@ def test_wrong_options_get_one_sentence(arguments, expected):
     assert expected in problem_with(["job=compress", "model=a", *arguments])
 
 
-def test_rules_in_kruskal_form(tmp_path, latent):
+@pytest.mark.parametrize("source", ["latent", "without_unaries"])
+def test_rules_in_kruskal_form(tmp_path, request, source):
+    latent = request.getfixturevalue(source)
     options = ALSOptions(rank=2, threshold=1e-2)
     result, printed = run("compress", tmp_path, model=latent, decompose=options)
     model, small = Model.load(latent), Model.load(tmp_path / "model")
@@ -91,15 +104,66 @@ def test_rules_in_kruskal_form(tmp_path, latent):
     assert result["compression"] == result["numbers_before"] / result["numbers_after"] > 1
     assert 0 < result["bytes_after"] < result["bytes_before"]
     m, symbols = 4, len(model.grammar.symbols)
-    assert result["bound_depth"] == bounds.covered_depth(result["bound_gamma"], m, 0.01)
-    assert result["bound_length"] == bounds.covered_sentence(result["bound_gamma"], m, 0.01, symbols) == 0
-    assert "Marginals of sentences of no size are sure to be within 0.01: vacuous." in printed
+    if len(model.grammar.unary_rules):  # the theorem is about grammars without
+        assert not {"bound_depth", "bound_length", "bound_depth_limit"} & set(result)
+        assert "says nothing about trees of this grammar: it has unary rules." in printed
+        assert "sure" not in printed
+    else:
+        assert result["bound_depth"] == bounds.covered_depth(result["bound_gamma"], m, 0.01)
+        assert result["bound_length"] == bounds.covered_sentence(result["bound_gamma"], m, 0.01, symbols) == 0
+        assert "Marginals of sentences of no size are sure to be within 0.01: vacuous." in printed
     assert small.provenance["compressed"] == asdict(options) | {"seed": 0}
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {f"log10_gamma/{kind.replace(' ', '_')}" for kind in (*KINDS, "all")} == set(log.Tags()["histograms"])
     assert (tmp_path / "gamma.png").read_bytes().startswith(b"\x89PNG")
     tree = Parser(small, device="cpu").parse(words(corpus("dev")[0]))
     assert words(tree) == words(corpus("dev")[0])
+
+
+def with_a_near_critical_unary_rule(rare=1e-4):
+    """S_h -> S_h 1 - rare | N_h N_h rare or a bit less; the words are those of two preterminals."""
+    model = random_model(0, (2, 1, 1, 1))
+    eye = torch.eye(2, dtype=torch.float64)
+    binary = torch.zeros(2, 2, 2, dtype=torch.float64)
+    binary[0, 0, 0], binary[1, 1, 1] = rare, 0.9 * rare
+    grammar = replace(
+        model.grammar,
+        symbols=Symbols(("S",), ("N",)),
+        states=torch.tensor([2, 2]),
+        binary_rules=torch.tensor([[0, 1, 1]]),
+        unary_rules=torch.tensor([[0, 0]]),
+        root=torch.tensor([0.5, 0.5, 0, 0], dtype=torch.float64),
+        binary=binary.flatten(),
+        unary=((1 - rare) * eye).flatten(),
+    )
+    return replace(model, grammar=grammar)
+
+
+def test_nothing_is_promised_of_a_near_critical_unary_rule(tmp_path):
+    """Without the unary rule two levels would be sure to be within 0.01; with it p falls from 0.45 to 0."""
+    with_a_near_critical_unary_rule().save(tmp_path / "source")
+    options = ALSOptions(rank=1, threshold=1e-3)
+    result, printed = run("compress", tmp_path / "run", model=str(tmp_path / "source"), decompose=options)
+    assert result["approximated"] == 1
+    assert bounds.covered_depth(result["bound_gamma"], 2, 0.01) == 2
+    exact, near = (Model.load(tmp_path / name).grammar.expanded() for name in ("source", "run/model"))
+    leaf = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(2, 1, 2)  # two words of N_1
+    p, p_near = (float(log_partition(form(grammar), leaf)[0].exp()) for grammar in (exact, near))
+    assert p == pytest.approx(0.45, rel=1e-3)
+    assert abs(p - p_near) > 0.4
+    assert "bound_depth" not in result
+    assert "bound_length" not in result
+    assert "for sure" not in printed
+
+
+def test_a_theorem_about_probabilities_says_nothing_of_other_numbers():
+    grammar = random_model(0, (2, 2, 2, 2)).grammar
+    free = replace(grammar, unary_rules=grammar.unary_rules[:0], unary=grammar.unary[:0])
+    assert bounds.outside_theorem(grammar) == "it has unary rules"
+    assert bounds.outside_theorem(free) == "its rules are not probabilities"  # they sum to more than 1
+    small = replace(free, binary=free.binary / 100)
+    assert bounds.outside_theorem(small) is None
+    assert bounds.outside_theorem(replace(small, binary=small.binary - 0.001)) == "its rules are not probabilities"
 
 
 def test_a_threshold_of_zero_is_exact(tmp_path, latent):

@@ -63,6 +63,21 @@ def node_bound(gamma: float, m: int, depth: int) -> float:
     return bound
 
 
+def outside_theorem(grammar: Grammar) -> str | None:
+    """Why CC12's Theorem 4.2 says nothing about a grammar, if so.
+
+    Its proof needs |y| <= sqrt m and ||T||_F <= sqrt m, which hold for probabilities, and nothing but a binary rule
+    between a node and its children. Chains of unary rules can multiply an error by any number: as (I - R)^{-1}, which
+    is large where they are long, however small the y above them.
+    """
+    if len(grammar.unary_rules):
+        return "it has unary rules"
+    sums = grammar.row_sums()[: int(grammar.first_state[len(grammar.symbols.interminals)])]
+    if bool((grammar.binary < 0).any()) or bool((sums > 1 + 1e-5).any()):
+        return "its rules are not probabilities"
+    return None
+
+
 def depth_limit(gamma: float, m: int) -> float:
     """CC12's d* = (log(1/gamma) + 1)/log X, up to which the bound is said to hold; it may overshoot 1 slightly."""
     return math.inf if gamma == 0 else (1 - math.log(gamma)) / math.log(growth(gamma, m))

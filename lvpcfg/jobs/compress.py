@@ -46,7 +46,7 @@ def run(config: Config, run: Run) -> None:
     whole = found.model.grammar.kruskal
     if whole is None or found.whole is None:
         _show_rules(found, run)
-        _say_bounds(found, run)
+        _say_bounds(found, on_device.grammar, run)
     else:
         _show_whole(found, whole, found.whole, run)
         _say_whole_bounds(found, whole, found.whole, run)
@@ -169,13 +169,20 @@ def _show_whole(found: Compression, factors: Factors, beside: Difference, run: R
         run.say("The Kullback-Leibler divergence of its trees is infinite: some rules have become zero or less.")
 
 
-def _say_bounds(found: Compression, run: Run) -> None:
-    """Cohen & Collins 2012, Theorem 4.2."""
-    grammar = found.model.grammar
+def _say_bounds(found: Compression, grammar: Grammar, run: Run) -> None:
+    """Cohen & Collins 2012, Theorem 4.2; `grammar` is the exact one."""
     if not bool(found.approximated.any()):
         run.say("Bounds: no rule is approximated, inference is exact.")
         return
     gamma, m = float(found.gamma[found.approximated].max()), int(grammar.states.max())
+    why_not = bounds.outside_theorem(grammar)
+    if why_not:
+        _keep(run, {"bound_gamma": gamma})
+        run.say(
+            f"Bounds: gamma = {bounds.upwards(gamma)}. Theorem 4.2 of Cohen & Collins 2012 "
+            f"says nothing about trees of this grammar: {why_not}."
+        )
+        return
     figures = {
         "bound_gamma": gamma,
         "bound_growth": bounds.growth(gamma, m),
