@@ -168,9 +168,11 @@ def chart_certificate(
 ) -> tuple[Tensor, Tensor]:
     """Bounds of |alpha - alpha^| and |beta - beta^| of a sentence, [n, n + 1, symbols] at (i, j, a): words i to j - 1.
 
-    `rules` is [rules, 3]: a, b, c, with gamma and norm as for a tree; `closure` is from `closure_norms`; `inside` and
-    `outside` are the norms |alpha^| and |beta^|, laid out as the result. All vectors are those of the top layer, above
-    unary rules; unary rules, words and root are exact.
+    `rules` is [rules, 3]: every a, b, c with numbers in T or in T^, with gamma and norm as for a tree. For a sum of
+    terms that stands for a whole grammar these are more than its rules, since T^ also has numbers where there is no
+    rule: `block_errors` finds them. `closure` is from `closure_norms`; `inside` and `outside` are the norms |alpha^|
+    and |beta^|, laid out as the result. All vectors are those of the top layer, above unary rules; unary rules, words
+    and root are exact.
     """
     length = len(inside)
     a, b, c = rules.unbind(1)
