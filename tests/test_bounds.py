@@ -20,6 +20,7 @@ from lvpcfg.decompose.bounds import (
     covered_length,
     covered_sentence,
     depth_limit,
+    downwards,
     growth,
     marginal_certificate,
     node_bound,
@@ -27,8 +28,11 @@ from lvpcfg.decompose.bounds import (
     tail_sums,
     tree_certificate,
     tree_sum_bound,
+    upwards,
 )
 from lvpcfg.decompose.cover import cover
+from lvpcfg.decompose.svd import slice_svd
+from lvpcfg.decompose.whole import block_errors
 from lvpcfg.grammar.expectations import rewrites
 from lvpcfg.grammar.kruskal import Factors
 
@@ -67,7 +71,7 @@ class Pair:
         words[:, 2:] = self.random(length, 2, self.m)
         return words
 
-    def charts(self, rules, words):
+    def charts(self, rules, words, symbols=RULES):
         """alpha and beta of the top layer, [n, n + 1, symbols, m], as they are defined."""
         n = len(words)
         alpha = torch.zeros(n, n + 1, SYMBOLS, self.m, dtype=torch.float64)
@@ -75,7 +79,7 @@ class Pair:
         for i in range(n):
             alpha[i, i + 1] = words[i]
         spans = [(i, i + width) for width in range(2, n + 1) for i in range(n - width + 1)]
-        every = list(zip(rules, RULES.tolist(), strict=True))
+        every = list(zip(rules, symbols.tolist(), strict=True))
         for i, j in spans:
             for (t, (a, b, c)), k in itertools.product(every, range(i + 1, j)):
                 alpha[i, j, a] += torch.einsum("xyz,y,z->x", t, alpha[i, k, b], alpha[k, j, c])
@@ -163,6 +167,50 @@ def test_a_chart_is_within_its_certificate(pair, length):
     assert bool(certificate.isfinite().all())
 
 
+@settings(max_examples=12, deadline=None)
+@given(pairs, st.floats(0.001, 0.5), st.integers(1, 4))
+def test_a_chart_of_a_sum_of_terms_is_within_its_certificate(pair, error, length):
+    """Terms that stand for a whole grammar also have numbers where there is no rule."""
+    alpha, beta, near_alpha, near_beta, blocks = charts_of_sum(pair, error, pair.words(length))
+    norms = near_alpha.norm(dim=-1), near_beta.norm(dim=-1)
+    errors = chart_certificate(*blocks, pair.closure_norms, *norms)
+    assert at_least(errors[0], (alpha - near_alpha).norm(dim=-1))
+    assert at_least(errors[1], (beta - near_beta).norm(dim=-1))
+    assert bool(errors[0].isfinite().all())
+
+
+def test_the_rules_alone_would_give_no_certificate_of_a_sum_of_terms():
+    """V V is no right-hand side, but T^ has numbers there."""
+    pair = Pair(2, 0.0, 0)
+    words = pair.words(2)
+    words[:, 2] = 0
+    alpha, _, near_alpha, near_beta, (rules, gamma, norm) = charts_of_sum(pair, 0.3, words)
+    has_rule = (rules.unsqueeze(1) == RULES).all(2).any(1)
+    assert len(RULES) == int(has_rule.sum()) < len(rules)
+    norms = near_alpha.norm(dim=-1), near_beta.norm(dim=-1)
+    error, _ = chart_certificate(rules[has_rule], gamma[has_rule], norm[has_rule], pair.closure_norms, *norms)
+    assert not at_least(error, (alpha - near_alpha).norm(dim=-1))
+
+
+def charts_of_sum(pair, error, words):
+    """Exact and approximate charts of the rules as one sum of terms, and its blocks."""
+    m = pair.m
+    whole = torch.zeros(2, m, SYMBOLS, m, SYMBOLS, m, dtype=torch.float64)
+    for tensor, (a, b, c) in zip(pair.exact, RULES.tolist(), strict=True):
+        whole[a, :, b, :, c] = tensor
+    tensor = whole.view(2 * m, SYMBOLS * m, SYMBOLS * m).to_sparse()
+    factors = slice_svd(tensor, error).factors
+    factors = Factors(factors.u, *(rows + 0.1 * error * pair.random(*rows.shape) for rows in (factors.v, factors.w)))
+    near = factors.tensor().view(whole.shape)
+    every = torch.cartesian_prod(torch.arange(2), torch.arange(SYMBOLS), torch.arange(SYMBOLS))
+    charts = [
+        chart
+        for tensors in (whole, near)
+        for chart in pair.charts([tensors[a, :, b, :, c] for a, b, c in every.tolist()], words, every)
+    ]
+    return *charts, block_errors(tensor, factors, torch.arange(SYMBOLS).repeat_interleave(m))
+
+
 def test_certificates_are_exact_for_numbers_that_are_all_too_small():
     """m = 1 and T^ < T: every step of the proof is an equality, so that no term of it can be left out."""
     pair = Pair(1, 0.0, 3)
@@ -197,6 +245,24 @@ def test_closure_norms_are_those_of_its_blocks(closed):
     assert torch.equal(norms[2:], torch.eye(4).double()[2:])
     nothing = make_grammar((2, 3, 1, 2), CHART_RULES, unary=False, signed=True, seed=1)
     assert torch.equal(closure_norms(nothing), torch.eye(4).double())
+
+
+@given(st.floats(0, 1e300), st.integers(1, 5))
+def test_what_is_shown_of_a_bound_is_a_bound(number, digits):
+    above, below = float(upwards(number, digits)), float(downwards(number, digits))
+    assert below <= number <= above
+    assert (above - below) <= 10 ** (1 - digits) * above * (1 + 1e-9) + 1e-323
+
+
+def test_bounds_are_shown_in_a_few_digits():
+    assert [upwards(x) for x in (0.0, 3e-9, 1.0001e-9, 22.801, math.inf)] == [
+        "0",
+        "3.00e-09",
+        "1.01e-09",
+        "22.9",
+        "inf",
+    ]
+    assert [downwards(x) for x in (0.0, 1.0099e-9, 22.899)] == ["0", "1.00e-09", "22.8"]
 
 
 def test_node_bound_is_the_geometric_sum_of_the_theorem():

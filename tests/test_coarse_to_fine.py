@@ -261,13 +261,6 @@ class TestProduct:
                 worth = {nodes: sum(truth.objective(decoder, nodes) for truth in truths) for nodes in truths[0].trees}
                 assert worth[tuple(one.skeleton)] == pytest.approx(max(worth.values()), rel=1e-9)
 
-    def test_takes_no_whole_grammar_cp_forms_in_any_order(self):
-        exact = train(corpus("train")[:50])
-        whole = compress(exact, "apr", rank=8, iterations=2)
-        for models, place in (([exact, whole], 2), ([whole, exact], 1)):
-            with pytest.raises(InputError, match=f"model {place} of 2 has one CP form of all its rules"):
-                Parser(models)
-
     def test_takes_grammars_of_the_same_rules(self):
         one, two = random_model(), random_model(1)
         assert Parser([one, two], device="cpu").parse(["dog", "barks"]).leaves() == ["dog", "barks"]

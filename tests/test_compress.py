@@ -11,14 +11,28 @@ from running import ROOT, call, run
 from strategies import random_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lvpcfg import InputError, Model, Parser, compress, corpus, train
+from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
+from lvpcfg.chart.build import exact as form
+from lvpcfg.chart.partition import log_partition
 from lvpcfg.decompose import bounds
-from lvpcfg.decompose.compress import KINDS, METHODS, ALSOptions, APROptions, GradientOptions, Options, SVDOptions
+from lvpcfg.decompose.compress import (
+    KINDS,
+    METHODS,
+    ALSOptions,
+    APROptions,
+    GradientOptions,
+    Options,
+    SVDOptions,
+    decompose,
+)
 from lvpcfg.decompose.whole import difference, divergence, rule_tensor
+from lvpcfg.grammar.expectations import rewrites
 from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.jobs import config as job_config
 from lvpcfg.jobs.check import problem_with
+from lvpcfg.trees.treebank import Symbols
 from lvpcfg.trees.walk import words
 
 
@@ -26,6 +40,14 @@ from lvpcfg.trees.walk import words
 def latent(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latent")
     train(corpus("train")[:200], estimator="em", states=4, iterations=5).save(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def without_unaries(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("without_unaries")
+    trees, scheme = corpus("train")[:200], Binarisation(unaries="collapse")
+    train(trees, estimator="em", states=4, iterations=5, binarisation=scheme).save(folder)
     return str(folder)
 
 
@@ -50,6 +72,7 @@ def test_the_defaults_of_methods_are_the_same_from_python_and_from_the_command_l
         (["decompose=cover", "decompose.rank=3"], "'decompose.rank' is an option of decompose=als or decompose=apr or"),
         (["decompose.error=0.1"], "'decompose.error' is an option of decompose=svd: choose that first."),
         (["decompose.rank=0"], "decompose.rank is 0: expected a number from 1 on."),
+        (["decompose=apr", "decompose.child_types=one"], "decompose.child_types is 'one': expected apart or together."),
         (["decompose.start=warm"], "decompose.start is 'warm': expected hosvd or random."),
         (["decompose.treshold=1"], "did you mean 'decompose.threshold'?"),
         (["gold=a.mrg"], "job=compress does not use 'gold'"),
@@ -60,7 +83,9 @@ def test_wrong_options_get_one_sentence(arguments, expected):
     assert expected in problem_with(["job=compress", "model=a", *arguments])
 
 
-def test_rules_in_kruskal_form(tmp_path, latent):
+@pytest.mark.parametrize("source", ["latent", "without_unaries"])
+def test_rules_in_kruskal_form(tmp_path, request, source):
+    latent = request.getfixturevalue(source)
     options = ALSOptions(rank=2, threshold=1e-2)
     result, printed = run("compress", tmp_path, model=latent, decompose=options)
     model, small = Model.load(latent), Model.load(tmp_path / "model")
@@ -81,15 +106,68 @@ def test_rules_in_kruskal_form(tmp_path, latent):
     assert result["compression"] == result["numbers_before"] / result["numbers_after"] > 1
     assert 0 < result["bytes_after"] < result["bytes_before"]
     m, symbols = 4, len(model.grammar.symbols)
-    assert result["bound_depth"] == bounds.covered_depth(result["bound_gamma"], m, 0.01)
-    assert result["bound_length"] == bounds.covered_sentence(result["bound_gamma"], m, 0.01, symbols) == 0
-    assert "Marginals of sentences of no size are sure to be within 0.01: vacuous." in printed
+    if len(model.grammar.unary_rules):  # the theorem is about grammars without
+        assert not {"bound_depth", "bound_length", "bound_depth_limit"} & set(result)
+        assert "says nothing about trees of this grammar: it has unary rules." in printed
+        assert "sure" not in printed
+    else:
+        assert result["bound_depth"] == bounds.covered_depth(result["bound_gamma"], m, 0.01)
+        assert result["bound_length"] == bounds.covered_sentence(result["bound_gamma"], m, 0.01, symbols) == 0
+        assert "Marginals of sentences of no size are sure to be within 0.01: vacuous." in printed
     assert small.provenance["compressed"] == asdict(options) | {"seed": 0}
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {f"log10_gamma/{kind.replace(' ', '_')}" for kind in (*KINDS, "all")} == set(log.Tags()["histograms"])
     assert (tmp_path / "gamma.png").read_bytes().startswith(b"\x89PNG")
     tree = Parser(small, device="cpu").parse(words(corpus("dev")[0]))
     assert words(tree) == words(corpus("dev")[0])
+
+
+def with_a_near_critical_unary_rule(rare=1e-4):
+    """S_h -> S_h 1 - rare | N_h N_h rare or a bit less; the words are those of two preterminals."""
+    model = random_model(0, (2, 1, 1, 1))
+    eye = torch.eye(2, dtype=torch.float64)
+    binary = torch.zeros(2, 2, 2, dtype=torch.float64)
+    binary[0, 0, 0], binary[1, 1, 1] = rare, 0.9 * rare
+    grammar = replace(
+        model.grammar,
+        symbols=Symbols(("S",), ("N",)),
+        binary=RuleTensors((2, 2), 1, torch.tensor([[0, 1, 1]]), binary.flatten()),
+        unary_rules=torch.tensor([[0, 0]]),
+        root=torch.tensor([0.5, 0.5, 0, 0], dtype=torch.float64),
+        unary=((1 - rare) * eye).flatten(),
+    )
+    return replace(model, grammar=grammar)
+
+
+def test_nothing_is_promised_of_a_near_critical_unary_rule(tmp_path):
+    """Without the unary rule two levels would be sure to be within 0.01; with it p falls from 0.45 to 0."""
+    with_a_near_critical_unary_rule().save(tmp_path / "source")
+    options = ALSOptions(rank=1, threshold=1e-3)
+    result, printed = run("compress", tmp_path / "run", model=str(tmp_path / "source"), decompose=options)
+    assert result["approximated"] == 1
+    assert bounds.covered_depth(result["bound_gamma"], 2, 0.01) == 2
+    exact, near = (Model.load(tmp_path / name).grammar.written_out() for name in ("source", "run/model"))
+    leaf = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(2, 1, 2)  # two words of N_1
+    p, p_near = (float(log_partition(form(grammar), leaf)[0].exp()) for grammar in (exact, near))
+    assert p == pytest.approx(0.45, rel=1e-3)
+    assert abs(p - p_near) > 0.4
+    assert "bound_depth" not in result
+    assert "bound_length" not in result
+    assert "for sure" not in printed
+
+
+def test_a_theorem_about_probabilities_says_nothing_of_other_numbers():
+    grammar = random_model(0, (2, 2, 2, 2)).grammar
+    free = replace(grammar, unary_rules=grammar.unary_rules[:0], unary=grammar.unary[:0])
+    assert bounds.outside_theorem(grammar) == "it has unary rules"
+    assert bounds.outside_theorem(free) == "its rules are not probabilities"  # they sum to more than 1
+
+    def with_values(values):
+        return replace(free, binary=free.binary.with_tensors({"values": values}))
+
+    small = with_values(free.binary.values / 100)
+    assert bounds.outside_theorem(small) is None
+    assert bounds.outside_theorem(with_values(small.binary.values - 0.001)) == "its rules are not probabilities"
 
 
 def test_a_threshold_of_zero_is_exact(tmp_path, latent):
@@ -121,10 +199,66 @@ def test_a_whole_grammar_as_one_sum(tmp_path, pcfg, options):
         assert result["bound_length"] == 0
         assert "vacuous" in printed
     if options.name == "apr":
-        assert result["row_sum_least"] == pytest.approx(1, abs=1e-2)
-        assert result["row_sum_largest"] == pytest.approx(1, abs=1e-2)
+        assert result["row_sum_least"] == pytest.approx(1, abs=1e-6)
+        assert result["row_sum_largest"] == pytest.approx(1, abs=1e-6)
         assert result["spectral_radius"] < 1
         assert result["kl"] > 0
+
+
+def with_a_rare_rule():
+    """A -> V N has probability 0.3, A -> N V 3e-9."""
+    model = random_model(0, (1, 1, 1, 1))
+    values = torch.tensor([0.2, 0.1, 0.3, 3e-9], dtype=torch.float64)
+    return replace(model, grammar=replace(model.grammar, binary=model.grammar.binary.with_tensors({"values": values})))
+
+
+def test_an_error_as_small_as_a_rare_rule_is_not_lost(tmp_path):
+    """||T||^2 - 2 <T, T^> + ||T^||^2 is 0 here; sentences that need the rule have become impossible."""
+    with_a_rare_rule().save(tmp_path / "source")
+    options = SVDOptions(error=1e-12)
+    result, printed = run("compress", tmp_path / "run", model=str(tmp_path / "source"), decompose=options)
+    assert result["error"] == result["bound_delta"] == pytest.approx(3e-9, rel=1e-6)
+    assert result["bound_delta"] == pytest.approx(result["bound_nu"])
+    assert "Delta = 3" in printed
+    assert "exact" not in printed
+    grammar = Model.load(tmp_path / "run/model").grammar
+    assert divergence(with_a_rare_rule().grammar, grammar.binary.factors) == math.inf
+
+
+def test_an_error_is_that_of_the_numbers_that_are_saved():
+    """Which are rounded to the type of the model."""
+    model = random_model(1, (2, 3, 1, 4), torch.float32)
+    found = decompose(model, SVDOptions(error=0))
+    exact, near = rule_tensor(model.grammar).to_dense().double(), found.model.grammar.binary.factors
+    residual = float((exact - near.map(torch.Tensor.double).tensor()).norm())
+    assert 1e-9 < residual < 1e-5
+    assert found.error == pytest.approx(residual, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared", "kl"])
+def test_normalised_values_keep_what_states_rewrite_to(pcfg, loss):
+    """In a grammar with unary rules, which leave less for binary ones."""
+    source = Model.load(pcfg).grammar
+    small = compress(Model.load(pcfg), "gradient", rank=4, loss=loss, values="normalised", iterations=3).grammar
+    inner = small.interminal_states
+    assert bool((rewrites(source)[1].sum(1) > 0.1).any())
+    assert torch.allclose(small.row_sums()[:inner], source.row_sums()[:inner], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rank", "asked", "ran"), [(12, "apart", "apart"), (12, "together", "together"), (3, "apart", "together")]
+)
+def test_rules_of_all_child_types_are_fitted_apart_or_together(tmp_path, pcfg, rank, asked, ran):
+    """Three terms are too few for four types of children."""
+    options = APROptions(rank=rank, iterations=3, child_types=asked)
+    _, printed = run("compress", tmp_path, model=pcfg, decompose=options)
+    model = Model.load(tmp_path / "model")
+    found, inner = model.grammar.binary.factors, model.grammar.interminal_states
+    both = ((found.v[:, :inner] > 0).any(1) & (found.v[:, inner:] > 0).any(1)).any()
+    assert bool(both) == (ran == "together")
+    assert found.rank == rank
+    assert model.provenance["compressed"]["child_types"] == ran
+    assert f"child_types {ran}" in printed
 
 
 def test_figures_of_whole_grammars_are_those_of_tensors_written_out():

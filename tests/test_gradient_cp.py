@@ -59,6 +59,13 @@ def test_the_factors_are_of_the_kind_asked_for():
     assert KruskalGrammar(3, SHAPE).u.dtype == torch.float32
 
 
+def test_what_a_parent_rewrites_to_by_binary_rules_can_be_given():
+    mass = torch.tensor([0.2, 0.0, 0.9], dtype=torch.float64)
+    model = KruskalGrammar(3, SHAPE, "normalised", dtype=torch.float64, mass=mass)
+    model.fit((target("normalised") * mass.view(3, 1, 1)).to_sparse(), "kl", steps=2)
+    assert torch.allclose(model().tensor().sum((1, 2)), mass)
+
+
 def test_log_z_has_gradients_by_the_parameters():
     """Those of the same grammar written out as a dense tensor."""
     model = KruskalGrammar(4, (3, 5, 5), "normalised", dtype=torch.float64)

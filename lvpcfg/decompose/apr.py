@@ -5,12 +5,14 @@ With B = A diag(lambda) of one mode, and for each nonzero z the product Pi[z, rh
     Phi = scatter(x_z / (B Pi^T)_z * Pi)        B <- B * Phi
 
 lowers the Kullback-Leibler divergence of the model from the counts. It is EM with rho as a latent class, so that at a
-fixed point the model has all three margins of the counts. With the parent mode updated last,
+fixed point the model has all three margins of the counts. The last step is an update of the parent mode, after which
+sum_rho lambda_rho A_a,rho is how often a is rewritten by binary rules, but for rounding. So
 
     u_rho,a = lambda_rho A_a,rho / count(a)
 
-keeps how often a is rewritten by binary rules exactly, and what is expected of each child but for the tolerance: the
-fitted grammar is normalised, and tight where the counts come from a tight grammar. A sweep is O(nonzeros * rank).
+is normalised if the grammar is. The margins of the children are kept to the tolerance alone, and with them how often
+each state is expected: the fitted grammar is tight where the counts come from a tight grammar and the tolerance is
+small. A sweep is O(nonzeros * rank).
 """
 
 from collections.abc import Callable
@@ -101,7 +103,11 @@ STARTS = {"cover": cover_start, "random": random_start}
 def apr_from(
     start: Factors, counts: Tensor, sweeps: int = 100, tolerance: float = 1e-4, progress: Progress | None = None
 ) -> Fit:
-    """Sweeps over left, right and parent until no mode violates the KKT conditions by `tolerance` or more."""
+    """Sweeps over left, right and parent until no mode violates the KKT conditions by `tolerance` or more.
+
+    An update makes the sums of parents those of the counts. Where the last sweep left parents as they were, one more
+    follows.
+    """
     counts = _checked(counts)
     model = _Model(start, counts)
     violation, sweep = float("inf"), 0
@@ -110,6 +116,8 @@ def apr_from(
         sweep += 1
         if progress is not None:
             progress(sweep, model.divergence(), violation)
+    if model.left:
+        model.update(PARENT, 0.0)
     return Fit(model.factors(), model.divergence(), violation, sweep)
 
 
@@ -153,6 +161,7 @@ class _Model:
         self.weight = sums[0] * sums[1] * sums[2]  # lambda
         self.a = [_over(factor, total) for factor, total in zip(given, sums, strict=True)]
         self.phi = [torch.zeros_like(factor) for factor in given]
+        self.left = False  # whether the last update left some rows as they were
         self.floor = torch.finfo(counts.dtype).tiny ** 0.5  # a model that is zero where a count is not
         nonzero = counts.values() > 0
         place, self.x = counts.indices()[:, nonzero], counts.values()[nonzero]
@@ -161,7 +170,7 @@ class _Model:
     def update(self, mode: int, tolerance: float) -> float:
         """Updates one mode; returns by how much it violated the KKT conditions before."""
         left, right = (self.a[other] for other in range(3) if other != mode)
-        b, worst = torch.empty_like(self.a[mode]), 0.0
+        b, worst, self.left = torch.empty_like(self.a[mode]), 0.0, False
         for chunk in self.chunks[mode]:
             pi = chunk.product(left, right)
             a, phi = self.a[mode][chunk.rows], self.phi[mode][chunk.rows]
@@ -171,6 +180,7 @@ class _Model:
                 violation = float(torch.minimum(now, 1 - phi).abs().max())
                 worst = worst if inner else max(worst, violation)
                 if violation < tolerance:
+                    self.left |= not inner
                     break
                 now = now * phi
             b[chunk.rows], self.phi[mode][chunk.rows] = now, phi

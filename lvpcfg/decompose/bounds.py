@@ -14,6 +14,7 @@ No exact chart is needed. Bounds are of real numbers: they do not cover the roun
 
 import math
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import pairwise, product
 
 import torch
@@ -25,6 +26,22 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
 
 VACUOUS = math.inf
+
+
+def upwards(number: float, digits: int = 3) -> str:
+    """A number as it is shown where it is a bound: 1.001e-9 -> 1.01e-09, never less than it is."""
+    return _shown(number, digits, ROUND_CEILING)
+
+
+def downwards(number: float, digits: int = 3) -> str:
+    """A number as it is shown where a larger one would promise too much."""
+    return _shown(number, digits, ROUND_FLOOR)
+
+
+def _shown(number: float, digits: int, rounding: str) -> str:
+    value = float(Context(prec=digits, rounding=rounding).create_decimal(number))
+    plain = value == 0 or 1 <= value < 10**digits
+    return f"{value:.{digits}g}" if plain else f"{value:.{digits - 1}e}"
 
 
 def growth(gamma: float, m: int) -> float:
@@ -44,6 +61,21 @@ def node_bound(gamma: float, m: int, depth: int) -> float:
         if bound > 1:
             return VACUOUS
     return bound
+
+
+def outside_theorem(grammar: Grammar) -> str | None:
+    """Why CC12's Theorem 4.2 says nothing about a grammar, if so.
+
+    Its proof needs |y| <= sqrt m and ||T||_F <= sqrt m, which hold for probabilities, and nothing but a binary rule
+    between a node and its children. Chains of unary rules can multiply an error by any number: as (I - R)^{-1}, which
+    is large where they are long, however small the y above them.
+    """
+    if len(grammar.unary_rules):
+        return "it has unary rules"
+    sums = grammar.row_sums()[: grammar.interminal_states]
+    if grammar.binary.signed or bool((sums > 1 + 1e-5).any()):
+        return "its rules are not probabilities"
+    return None
 
 
 def depth_limit(gamma: float, m: int) -> float:
@@ -136,9 +168,11 @@ def chart_certificate(
 ) -> tuple[Tensor, Tensor]:
     """Bounds of |alpha - alpha^| and |beta - beta^| of a sentence, [n, n + 1, symbols] at (i, j, a): words i to j - 1.
 
-    `rules` is [rules, 3]: a, b, c, with gamma and norm as for a tree; `closure` is from `closure_norms`; `inside` and
-    `outside` are the norms |alpha^| and |beta^|, laid out as the result. All vectors are those of the top layer, above
-    unary rules; unary rules, words and root are exact.
+    `rules` is [rules, 3]: every a, b, c with numbers in T or in T^, with gamma and norm as for a tree. For a sum of
+    terms that stands for a whole grammar these are more than its rules, since T^ also has numbers where there is no
+    rule: `block_errors` finds them. `closure` is from `closure_norms`; `inside` and `outside` are the norms |alpha^|
+    and |beta^|, laid out as the result. All vectors are those of the top layer, above unary rules; unary rules, words
+    and root are exact.
     """
     length = len(inside)
     a, b, c = rules.unbind(1)

@@ -3,7 +3,7 @@
 als        each rule tensor in Kruskal form by least squares, where its error is small (Cohen & Collins 2012)
 cover      all rules as one sum of rank-one terms, exactly
 svd        the same by an SVD of each parent's slice, up to an error
-apr        the same by CP-APR of the expected counts: normalised and tight (Cohen, Satta & Collins 2013)
+apr        the same by CP-APR of the expected counts: normalised, and tight to a tolerance (Cohen, Satta & Collins 2013)
 gradient   the same by gradient descent
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from lvpcfg.decompose.als import STARTS, als
 from lvpcfg.decompose.apr import STARTS as APR_STARTS
-from lvpcfg.decompose.apr import conditional, expected_counts
+from lvpcfg.decompose.apr import apr, conditional, expected_counts
 from lvpcfg.decompose.gradient import LOSSES, NONNEGATIVE, OPTIMISERS, VALUES, KruskalGrammar
-from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
+from lvpcfg.decompose.kinds import APART, CHILD_TYPES, TOGETHER, apr_by_kind, cover_by_kind
 from lvpcfg.decompose.svd import slice_svd
-from lvpcfg.decompose.whole import fitted, rule_tensor
+from lvpcfg.decompose.whole import Difference, difference, rule_tensor
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
@@ -66,6 +66,7 @@ class APROptions(Options):
     tolerance: float = 1e-4
     start: str = "cover"
     starts: int = 1
+    child_types: str = APART
 
 
 @dataclass
@@ -87,7 +88,7 @@ METHODS: dict[str, type[Options]] = {
 }
 CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "als": {"start": STARTS},
-    "apr": {"start": tuple(APR_STARTS)},
+    "apr": {"start": tuple(APR_STARTS), "child_types": CHILD_TYPES},
     "gradient": {"loss": LOSSES, "optimiser": OPTIMISERS, "values": VALUES},
 }
 
@@ -121,6 +122,7 @@ class Compression:
     gamma: Tensor  # [rules]: ||T - T^||_F of the rules that a Kruskal form of their own was tried for, else nan
     error: float  # ||T - T^||_F of the whole grammar
     negative: Tensor  # [rules]: the share of |T^| in entries below zero, of rules with a form of their own, else 0
+    whole: Difference | None  # of T^ and T, where one form stands for all rules
     before: int  # numbers that the binary rules take
     after: int
 
@@ -140,18 +142,19 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     grammar = model.grammar
     if grammar.binary.compressed:
         raise InputError("the model is compressed already: expected one as job=train makes it.")
-    factors, approximated = None, torch.zeros(len(grammar.binary), dtype=torch.bool)
+    if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
+        options = replace(options, child_types=TOGETHER)  # there is no term for each
+    factors, whole, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)
     if isinstance(options, ALSOptions):
         found = fit_rules(grammar, options, seed, progress)
         small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
         approximated.index_fill_(0, found.used(options.threshold), True)
         error = float(torch.where(gamma <= options.threshold, gamma, 0).norm()) if options.threshold else 0.0
     else:
-        factors = _whole(grammar, options, seed, progress)
-        binary = WholeCP.from_factors(factors.map(lambda x: x.to(grammar.binary.dtype)), grammar.binary)
-        small, error = replace(grammar, binary=binary), 0.0
-        if options.name != "cover":
-            error = _distance(rule_tensor(grammar), factors)
+        factors = _whole(grammar, options, seed, progress).map(lambda x: x.to(grammar.binary.dtype))
+        small = replace(grammar, binary=WholeCP.from_factors(factors, grammar.binary))
+        whole = difference(rule_tensor(grammar), factors)
+        error = float(whole.error.norm())
         gamma = torch.full((len(grammar.binary_rules),), torch.nan, dtype=torch.float64)
         negative = torch.zeros_like(gamma)
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
@@ -164,6 +167,7 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         gamma,
         error,
         negative,
+        whole,
         grammar.binary.size,
         small.binary.size,
     )
@@ -253,11 +257,11 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         return slice_svd(tensor, options.error).factors
     if isinstance(options, APROptions):
         inner = tensor.shape[0]
-        fit = apr_by_kind(
+        fit = (apr_by_kind if options.child_types == APART else apr)(
             expected_counts(grammar),
             options.rank,
             options.iterations,
-            None if progress is None else lambda sweep, *_: progress(sweep, options.iterations),
+            progress=None if progress is None else lambda sweep, *_: progress(sweep, options.iterations),
             tolerance=options.tolerance,
             start=options.start,
             starts=options.starts,
@@ -267,7 +271,8 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
     if isinstance(options, GradientOptions):
         tensor = tensor.double()
         x, y, z = tensor.shape
-        parameters = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype)
+        mass = tensor.values().new_zeros(x).index_add(0, tensor.indices()[0], tensor.values())
+        parameters = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype, mass)
         parameters.fit(
             tensor,
             options.loss,
@@ -277,10 +282,3 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         )
         return parameters().map(torch.Tensor.detach)
     return cover_by_kind(tensor)
-
-
-def _distance(tensor: Tensor, factors: Factors) -> float:
-    """||T - T^||_F without writing either out."""
-    values, factors = tensor.values().double(), factors.map(torch.Tensor.double)
-    squared = values.square().sum() - 2 * (values * fitted(tensor, factors)).sum() + factors.squared_norm()
-    return float(squared.clamp_min(0).sqrt())

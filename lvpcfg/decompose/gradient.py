@@ -23,8 +23,11 @@ class KruskalGrammar(nn.Module):
     """Parameters U [rank, x], V [rank, y], W [rank, z]; what it returns, as `Factors`, depends on `values`.
 
     They are the factors themselves ("signed"), their square roots ("nonnegative"), or logits ("normalised") of
-    p(rho | a), p(b | rho), p(c | rho), for which every T^[a] sums to 1.
+    p(rho | a), p(b | rho), p(c | rho), for which T^[a] sums to `mass`, [x]: the share of binary rules in what a
+    rewrites to, 1 unless given.
     """
+
+    mass: Tensor
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class KruskalGrammar(nn.Module):
         seed: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        mass: Tensor | None = None,
     ) -> None:
         super().__init__()
         expect("values", values, VALUES)
@@ -46,10 +50,11 @@ class KruskalGrammar(nn.Module):
             return nn.Parameter(start.to(device=device, dtype=dtype or torch.get_default_dtype()))
 
         self.u, self.v, self.w = map(random, shape)
+        self.register_buffer("mass", torch.ones_like(self.u[0]) if mass is None else mass.detach().to(self.u))
 
     def forward(self) -> Factors:
         if self.values == NORMALISED:
-            return Factors(self.u.softmax(0), self.v.softmax(1), self.w.softmax(1))
+            return Factors(self.mass * self.u.softmax(0), self.v.softmax(1), self.w.softmax(1))
         if self.values == NONNEGATIVE:
             return Factors(self.u.square(), self.v.square(), self.w.square())
         return Factors(self.u, self.v, self.w)

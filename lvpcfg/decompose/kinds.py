@@ -2,7 +2,7 @@
 and a phrase, or two words as children.
 
 They take more terms in all, but only those for two phrases are needed at every split of a span (`KruskalByKind`). Each
-kind keeps its own margins of the counts, and so does their sum.
+kind keeps its own margins of the counts as far as `apr` does, and so does their sum.
 """
 
 from itertools import accumulate, pairwise
@@ -15,6 +15,7 @@ from lvpcfg.decompose.apr import Fit, Progress, apr
 from lvpcfg.decompose.cover import cover
 from lvpcfg.grammar.kruskal import Factors
 
+APART, TOGETHER = CHILD_TYPES = ("apart", "together")  # terms for each kind, or all for all of them
 MANY = 32  # terms for each kind
 
 

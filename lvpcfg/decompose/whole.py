@@ -1,5 +1,6 @@
 """A whole grammar as one tensor over (symbol, state) pairs, [interminal states, states, states]."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -67,17 +68,13 @@ class Difference:
 
 
 def difference(tensor: Tensor, factors: Factors) -> Difference:
-    """T is sparse, [interminal states, states, states]; T^ is written out one parent at a time."""
-    inner, states = tensor.shape[:2]
-    (parent, *places), values = tensor.indices(), tensor.values().double()
-    begin = torch.searchsorted(parent, torch.arange(inner + 1, device=parent.device)).tolist()
-    u, v, w = (factor.double() for factor in (factors.u, factors.v, factors.w))
-    total = values.new_zeros(5, 4)
-    for a in range(inner):
-        terms, own = u[:, a].nonzero().squeeze(1), slice(begin[a], begin[a + 1])
-        exact = values.new_zeros(states, states)
-        exact[places[0][own], places[1][own]] = values[own]
-        approximate = (u[terms, a].unsqueeze(1) * v[terms]).T @ w[terms]
+    """T is sparse, [interminal states, states, states]; T^ and T - T^ are written out one parent at a time, in float64.
+
+    ||T||^2 - 2 <T, T^> + ||T^||^2 would take less time, and lose every error below 1e-8 ||T||.
+    """
+    inner = len(tensor)
+    total = torch.zeros(5, 4, dtype=torch.float64, device=tensor.device)
+    for exact, approximate in _slices(tensor, factors):
         sizes = approximate.abs()
         parts = (
             exact.square(),
@@ -88,6 +85,36 @@ def difference(tensor: Tensor, factors: Factors) -> Difference:
         )
         total += torch.stack([torch.stack([_corner(part, inner, kind) for kind in range(4)]) for part in parts])
     return Difference(*total[:2].sqrt(), *total[2:])
+
+
+def block_errors(tensor: Tensor, factors: Factors, symbol_of_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rules [blocks, 3], gamma and norm [blocks] of `factors`, as `chart_certificate` needs them.
+
+    T^ of a whole grammar has entries where there is no rule, and these have errors as others do: there is a block for
+    every a, b, c with numbers in T or in T^, gamma is ||T - T^||_F and norm ||T^||_F of it.
+    """
+    is_of = torch.nn.functional.one_hot(symbol_of_state).double()  # [states, symbols]
+    symbols = is_of.shape[1]
+    squares = is_of.new_zeros(2, symbols, symbols, symbols)
+    for a, (exact, approximate) in zip(symbol_of_state.tolist(), _slices(tensor, factors), strict=False):
+        residual = is_of.T @ (exact - approximate).square() @ is_of
+        squares[:, a] += torch.stack([residual, is_of.T @ approximate.square() @ is_of])
+    rules = squares.sum(0).nonzero()
+    gamma, norm = squares[:, rules[:, 0], rules[:, 1], rules[:, 2]].sqrt()
+    return rules, gamma, norm
+
+
+def _slices(tensor: Tensor, factors: Factors) -> Iterator[tuple[Tensor, Tensor]]:
+    """T[a] and T^[a], [states, states], of one parent state after the other, in float64; T is sparse."""
+    inner, states = tensor.shape[:2]
+    (parent, *places), values = tensor.indices(), tensor.values().double()
+    begin = torch.searchsorted(parent, torch.arange(inner + 1, device=parent.device)).tolist()
+    u, v, w = (factor.double() for factor in (factors.u, factors.v, factors.w))
+    for a in range(inner):
+        terms, own = u[:, a].nonzero().squeeze(1), slice(begin[a], begin[a + 1])
+        exact = values.new_zeros(states, states)
+        exact[places[0][own], places[1][own]] = values[own]
+        yield exact, (u[terms, a].unsqueeze(1) * v[terms]).T @ w[terms]
 
 
 def _corner(matrix: Tensor, inner: int, kind: int) -> Tensor:

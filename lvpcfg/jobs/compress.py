@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import KINDS, Compression, Progress, decompose
-from lvpcfg.decompose.whole import difference, divergence, rule_tensor
+from lvpcfg.decompose.whole import Difference, divergence, rule_tensor
 from lvpcfg.errors import InputError
 from lvpcfg.evaluate.pictures import draw_errors
 from lvpcfg.grammar.expectations import spectral_radius
@@ -43,13 +43,13 @@ def run(config: Config, run: Run) -> None:
     run.result["seconds"] = time.perf_counter() - begin
     found.model.save(target)
 
-    run.say(", ".join(f"{name} {value}" for name, value in asdict(config.decompose).items()) + ":")
-    if found.factors is None:
+    run.say(", ".join(f"{name} {value}" for name, value in found.model.provenance["compressed"].items()) + ":")
+    if found.factors is None or found.whole is None:
         _show_rules(found, run)
-        _say_bounds(found, run)
+        _say_bounds(found, on_device.grammar, run)
     else:
-        _show_whole(found, found.factors, run)
-        _say_whole_bounds(found, found.factors, run)
+        _show_whole(found, found.factors, found.whole, run)
+        _say_whole_bounds(found, found.factors, found.whole, run)
     _say_sizes(found, source, target, run)
 
 
@@ -97,7 +97,7 @@ def _show_rules(found: Compression, run: Run) -> None:
                 f"{figures['rules']:,}",
                 f"{figures['approximated']:,}",
                 *(
-                    "" if math.isnan(figures[f"gamma_{name}"]) else f"{figures[f'gamma_{name}']:.1e}"
+                    "" if math.isnan(figures[f"gamma_{name}"]) else bounds.upwards(figures[f"gamma_{name}"], 2)
                     for name in QUANTILES
                 ),
                 f"{compression:.1f}",
@@ -125,10 +125,9 @@ def _keep(run: Run, figures: dict[str, float], prefix: str = "") -> None:
     run.result |= {prefix + names[name]: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _show_whole(found: Compression, factors: Factors, run: Run) -> None:
+def _show_whole(found: Compression, factors: Factors, beside: Difference, run: Run) -> None:
     """All rules as one sum of terms, beside the rules themselves."""
     grammar = found.source
-    beside = difference(rule_tensor(grammar), factors)
     rows = []
     for kind, name in enumerate([*KINDS, "all"]):
         here = slice(kind, kind + 1) if kind < len(KINDS) else slice(None)
@@ -142,7 +141,8 @@ def _show_whole(found: Compression, factors: Factors, run: Run) -> None:
         }
         _keep(run, figures, "" if name == "all" else f"{_name(name)}_")
         shares = (f"{100 * figures[share]:.2f} %" for share in ("added_mass", "negative_mass"))
-        rows.append([name, f"{figures['rules']:,}", f"{figures['norm']:.4g}", f"{figures['error']:.2e}", *shares])
+        error = bounds.upwards(figures["error"])
+        rows.append([name, f"{figures['rules']:,}", f"{figures['norm']:.4g}", error, *shares])
     columns = ["rules with", "rules", "||T||", "||T - T^||", "mass where\nno rule is", "negative\nmass"]
     run.table(f"One sum of {factors.rank:,} terms, and how far it is from the rules", columns, rows)
     sums = found.model.grammar.row_sums()
@@ -169,13 +169,20 @@ def _show_whole(found: Compression, factors: Factors, run: Run) -> None:
         run.say("The Kullback-Leibler divergence of its trees is infinite: some rules have become zero or less.")
 
 
-def _say_bounds(found: Compression, run: Run) -> None:
-    """Cohen & Collins 2012, Theorem 4.2."""
-    grammar = found.model.grammar
+def _say_bounds(found: Compression, grammar: Grammar, run: Run) -> None:
+    """Cohen & Collins 2012, Theorem 4.2; `grammar` is the exact one."""
     if not bool(found.approximated.any()):
         run.say("Bounds: no rule is approximated, inference is exact.")
         return
     gamma, m = float(found.gamma[found.approximated].max()), int(grammar.states.max())
+    why_not = bounds.outside_theorem(grammar)
+    if why_not:
+        _keep(run, {"bound_gamma": gamma})
+        run.say(
+            f"Bounds: gamma = {bounds.upwards(gamma)}. Theorem 4.2 of Cohen & Collins 2012 "
+            f"says nothing about trees of this grammar: {why_not}."
+        )
+        return
     figures = {
         "bound_gamma": gamma,
         "bound_growth": bounds.growth(gamma, m),
@@ -185,8 +192,9 @@ def _say_bounds(found: Compression, run: Run) -> None:
     }
     _keep(run, figures)
     run.say(
-        f"Bounds (Cohen & Collins 2012, Theorem 4.2): gamma = {gamma:.2e}, m = {m}, X = {figures['bound_growth']:.2f}, "
-        f"d* = {figures['bound_depth_limit']:.2f}. {_covered(figures['bound_depth'], 'Trees', 'levels')} "
+        f"Bounds (Cohen & Collins 2012, Theorem 4.2): gamma = {bounds.upwards(gamma)}, m = {m}, "
+        f"X = {bounds.upwards(figures['bound_growth'])}, "
+        f"d* = {bounds.downwards(figures['bound_depth_limit'])}. {_covered(figures['bound_depth'], 'Trees', 'levels')} "
         f"{_covered(figures['bound_length'], 'Marginals of sentences', 'words')}"
     )
 
@@ -200,21 +208,22 @@ def _covered(number: float, things: str, unit: str) -> str:
     return f"{things} of up to {number:,.0f} {unit} are within {EPSILON} for sure."
 
 
-def _say_whole_bounds(found: Compression, factors: Factors, run: Run) -> None:
+def _say_whole_bounds(found: Compression, factors: Factors, beside: Difference, run: Run) -> None:
     """Cohen, Satta & Collins 2013; of trees of the exact grammar alone."""
     grammar = found.source
     nu, m = _smallest(grammar), len(grammar.root)
     length = bounds.covered_length(found.error, nu, m, EPSILON)
     _keep(run, {"bound_delta": found.error, "bound_nu": nu, "bound_length": length})
     run.say(
-        f"Bounds (Cohen, Satta & Collins 2013): Delta = {found.error:.2e}, nu = {nu:.2e}, m = {m:,}. "
+        f"Bounds (Cohen, Satta & Collins 2013): Delta = {bounds.upwards(found.error)}, "
+        f"nu = {bounds.downwards(nu)}, m = {m:,}. "
         f"{_covered(length, 'Sums over the trees of sentences', 'words')}"
     )
-    if found.error <= 1e-6 * float(rule_tensor(grammar).values().double().norm()):  # an exact decomposition
-        tails = bounds.tail_sums(factors)
+    if found.error <= 1e-6 * float(beside.norm.norm()):  # an exact decomposition, but for rounding
+        tails = bounds.tail_sums(factors) + found.error
         ranks = sorted({factors.rank * share // 8 for share in (1, 2, 4, 6, 7)} - {0})
         _keep(run, {f"tail_sum_{rank}": float(tails[rank]) for rank in ranks})
-        text = ", ".join(f"{float(tails[rank]):.3g} at {rank:,}" for rank in ranks)
+        text = ", ".join(f"{bounds.upwards(float(tails[rank]))} at {rank:,}" for rank in ranks)
         run.say(f"Theorem 2: the best approximation of a rank has a Delta of at most {text} terms.")
 
 

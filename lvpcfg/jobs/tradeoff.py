@@ -18,6 +18,7 @@ from pathlib import Path
 from nltk.tree import Tree
 from tqdm import tqdm
 
+from lvpcfg.decompose.bounds import upwards
 from lvpcfg.decompose.compress import (
     ALSOptions,
     APROptions,
@@ -351,7 +352,7 @@ def show_rows(rows: Sequence[Row], run: Run, title: str) -> None:
         elif whole:
             line += [f"{row.rank:,}", f"{row.kl:.3g}"]
         else:
-            line += [f"{row.share:.0f} %", f"{row.gamma:.1e}"]
+            line += [f"{row.share:.0f} %", upwards(row.gamma, 2)]
         line += [f"{100 * row.numbers / exact:.0f} %", f"{1000 * row.seconds:.2f}", f"{100 * row.ratio:.0f} %"]
         if not whole:
             line += [f"{1000 * row.inside_outside:.2f}", f"{100 * row.ratio_inside_outside:.0f} %"]
