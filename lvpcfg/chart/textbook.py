@@ -1,0 +1,175 @@
+"""The textbook chart: inside scores of spans, width by width, in any semiring; outside scores by autograd.
+
+    project   child p of a rule:     child_p(i, j) = V_p top(i, j)                        states -> lanes
+    combine   over the split points: prefix_p(i, j) = sum over k of prefix_{p-1}(i, k) * child_p(k, j)
+    lift      the last prefix:       bottom(i, j) = U prefix(i, j)                        lanes -> states
+    close     unary rules:           top(i, j) = C bottom(i, j),   C = (I - R)^-1
+
+    total = sum over states of root * top(0, length)
+
+A lane is one thing that rules multiply: a pair of children's states for a tensor, a term for a CP form (Cohen, Satta &
+Collins 2013, section 4). With two children this is the inside algorithm; with more, a lane is binarised from the left.
+Posteriors are derivatives of the total by weights of one that stand at spans or at rules, and can be differentiated
+again. In a max semiring they mark the best derivation, in a sampling one a random one.
+
+Numbers are given as the semiring's `convert` takes them: logarithms, or ordinary numbers for `Signed`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.lanes import Map, Rules, in_parts
+from lvpcfg.chart.semirings import Log, Semiring, ones, zeros
+
+
+@dataclass(frozen=True, eq=False)
+class CFG:
+    """A grammar over states; batches may have parameters for each sentence."""
+
+    root: Tensor  # [(batch,) states]
+    rules: tuple[Rules, ...]
+    closure: Map | None = None  # bottom -> top states of a span; None: there are no unary rules
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        unary = [] if self.closure is None or self.closure.values is None else [self.closure.values]
+        return [self.root, *(tensor for rules in self.rules for tensor in rules.tensors), *unary]
+
+    def change(self, function: Callable[[Tensor], Tensor]) -> "CFG":
+        """The same grammar with other values: `grammar.change(safe_log)` for one of probabilities."""
+        root, rules = function(self.root), tuple(rules.change(function) for rules in self.rules)
+        return CFG(root, rules, None if self.closure is None else self.closure.change(function))
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Values of the semiring that multiply the spans (i, j), first and last word, or the rules of a derivation."""
+
+    top: Tensor | None = None  # [size, batch, i, j, states]
+    bottom: Tensor | None = None
+    rules: dict[int, Tensor] = field(default_factory=dict)  # by width, [size, batch, i, last split, skeletal rules]
+
+
+def inside(
+    semiring: Semiring, grammar: CFG, words: Tensor, lengths: Tensor | None = None, weights: Weights | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The total of each sentence, [size, batch], and the tops of spans by width, [size, batch, n - width + 1, states].
+
+    `words` are [batch, n, last states]: what each word is worth under the last of all states. `lengths` are [batch],
+    for sentences that are shorter than n.
+    """
+    grammar, words, weights = grammar.change(semiring.convert), semiring.convert(words), weights or Weights()
+    (batch, n), states = words.shape[1:3], grammar.root.shape[-1]
+    nothing = zeros(semiring, words, batch, n, states)
+    child: list[list[dict[int, Tensor]]] = [[{} for _ in rules.children] for rules in grammar.rules]  # by width
+    prefix: list[list[dict[int, Tensor]]] = [[{} for _ in rules.children] for rules in grammar.rules]
+    for r in range(len(grammar.rules)):
+        prefix[r][0] = child[r][0]
+    tops: list[Tensor] = []
+    for width in range(1, n + 1):
+        parts = [nothing.narrow(2, 0, n - width + 1)]
+        if width == 1:
+            parts = [torch.cat([nothing[..., words.shape[-1] :], words], -1)]
+        for r, rules in enumerate(grammar.rules):
+            for p in range(1, min(width, len(rules.children))):
+                last = weights.rules.get(width) if p == len(rules.children) - 1 else None
+                prefix[r][p][width] = combine(semiring, prefix[r][p - 1], child[r][p], width, last, rules.skeletal)
+            if width >= len(rules.children):
+                lifted = rules.lift(semiring, prefix[r][-1].pop(width))
+                parts.append(torch.cat([lifted, parts[0][..., lifted.shape[-1] :]], -1))
+        bottom = parts[-1] if len(parts) <= 2 else semiring.sum(torch.stack(parts[1:], -1))
+        bottom = _weighted(semiring, bottom, weights.bottom, width)
+        top = bottom if grammar.closure is None else grammar.closure(semiring, bottom)
+        top = _weighted(semiring, top, weights.top, width)
+        tops.append(top)
+        for r, rules in enumerate(grammar.rules):
+            for p, project in enumerate(rules.children):
+                child[r][p][width] = project(semiring, top)
+    whole = torch.stack([top[:, :, 0] for top in tops], 2)  # [size, batch, width, states]: from the first word on
+    if lengths is not None:
+        whole = whole[:, torch.arange(batch, device=words.device), lengths - 1].unsqueeze(2)
+    root = grammar.root if grammar.root.dim() == 3 else grammar.root.unsqueeze(1)
+    return semiring.sum(semiring.mul(whole[:, :, -1], root)), tops
+
+
+def combine(
+    semiring: Semiring,
+    left: dict[int, Tensor],
+    right: dict[int, Tensor],
+    width: int,
+    weights: Tensor | None = None,
+    skeletal: Tensor | None = None,
+) -> Tensor:
+    """sum over k of left(i, i + k) * right(i + k, i + width), lane by lane, [size, batch, spans, lanes]."""
+    splits = [k for k in left if width - k in right]
+
+    def sums(first: int, spans: int) -> Tensor:
+        products = [
+            semiring.mul(left[k].narrow(2, first, spans), right[width - k].narrow(2, first + k, spans)) for k in splits
+        ]
+        if weights is not None and skeletal is not None:
+            of_split = [weights[:, :, first : first + spans, k - 1].index_select(-1, skeletal) for k in splits]
+            products = [semiring.mul(product, weight) for product, weight in zip(products, of_split, strict=True)]
+        return semiring.sum(torch.stack(products, -1))
+
+    _, batch, spans, lanes = right[1].shape
+    return in_parts(sums, spans - width + 1, batch * lanes * len(splits))
+
+
+def unary_closure(steps: Tensor) -> Tensor:
+    """(I - R)^-1, [top states, bottom states]: any number of unary rules, or none. `steps`, R, is [parents, states]."""
+    identity = torch.eye(steps.shape[-1], dtype=steps.dtype, device=steps.device)
+    return torch.linalg.inv(identity - torch.cat([steps, torch.zeros_like(identity)[len(steps) :]]))
+
+
+def _weighted(semiring: Semiring, cells: Tensor, weights: Tensor | None, width: int) -> Tensor:
+    return cells if weights is None else semiring.mul(cells, weights.diagonal(width - 1, 2, 3).movedim(-1, 2))
+
+
+def log_partition(grammar: CFG, words: Tensor, lengths: Tensor | None = None, semiring: Semiring = Log) -> Tensor:
+    """log Z of each sentence, [batch], or what else the semiring is for: entropy, the weight of the best derivation."""
+    return semiring.unconvert(inside(semiring, grammar, words, lengths)[0])
+
+
+def marginals(
+    grammar: CFG, words: Tensor, lengths: Tensor | None = None, semiring: Semiring = Log
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log Z, [batch], and the posteriors of the top and the bottom states of spans, each [batch, i, j, states].
+
+    Differentiable. With `Max` as the semiring 1 where the best derivation is and 0 elsewhere, with `Sampled` a random
+    one. The words i to j are the first and the last of a span; a sentence without derivations has zeros.
+    """
+    (batch, n), states = words.shape[-3:-1], grammar.root.shape[-1]
+    top, bottom = (ones(semiring, words, batch, n, n, states).requires_grad_() for _ in range(2))
+    if grammar.closure is None:  # the layers are one
+        log_z, (posterior,) = _derivatives(semiring, grammar, words, lengths, Weights(top), [top])
+        return log_z, posterior, posterior
+    log_z, (of_top, of_bottom) = _derivatives(semiring, grammar, words, lengths, Weights(top, bottom), [top, bottom])
+    return log_z, of_top, of_bottom
+
+
+def rule_posteriors(
+    grammar: CFG, words: Tensor, width: int, number: int, lengths: Tensor | None = None, semiring: Semiring = Log
+) -> Tensor:
+    """Posteriors of the skeletal rules, [batch, first word, split, rules], over the spans of one width.
+
+    `number` is how many there are, and split k where the last child begins, less one: k + 1 words are to its left.
+    """
+    batch, n = words.shape[-3:-1]
+    weights = ones(semiring, words, batch, n - width + 1, width - 1, number).requires_grad_()
+    return _derivatives(semiring, grammar, words, lengths, Weights(rules={width: weights}), [weights])[1][0]
+
+
+def _derivatives(
+    semiring: Semiring, grammar: CFG, words: Tensor, lengths: Tensor | None, weights: Weights, by: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """log Z and its derivatives by weights of one, which are posteriors; differentiable where gradients are wanted."""
+    again = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (words, *grammar.tensors))
+    with torch.enable_grad():
+        log_z = semiring.unconvert(inside(semiring, grammar, words, lengths, weights)[0])
+        total = torch.where(log_z > -torch.inf, log_z, 0).sum()
+        found = torch.autograd.grad(total, by, create_graph=again)
+    return (log_z if again else log_z.detach()), [each[0] for each in found]
