@@ -15,11 +15,6 @@ from tqdm import tqdm
 from lvpcfg.chart.build import exact, kruskal
 from lvpcfg.chart.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode import (
-    DECODERS,
-    FREE,
-    PRODUCT,
-    RECALL,
-    VITERBI,
     Node,
     Skeletal,
     Skeleton,
@@ -40,10 +35,10 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.options import DECODERS, DTYPES, FREE, PRODUCT, RECALL, VITERBI
 from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.normalise import TOP
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 19  # of the sentences of a batch, where charts are pruned
 TOKENS = 1 << 14
@@ -98,7 +93,7 @@ class Parser(ParserI):  # type: ignore[misc]
         batch_tokens: int = TOKENS,
     ) -> None:
         expect("decoder", decoder, DECODERS)
-        expect("dtype", dtype, tuple(DTYPES))
+        expect("dtype", dtype, DTYPES)
         if not 0 <= prune < 1:
             raise InputError(f"prune is {prune}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
         if batch_tokens < 1:
@@ -108,7 +103,7 @@ class Parser(ParserI):  # type: ignore[misc]
         _check_product(self.models, decoder)
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
         self.device = usable_device(device)
-        self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
+        self._grammars = [model.grammar.to(self.device, getattr(torch, dtype)) for model in self.models]
         if decoder == VITERBI:  # derivations are those of tensors
             self._grammars = [grammar.expanded() for grammar in self._grammars]
         self._grammar = self._grammars[0].expanded()

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from lvpcfg.decompose.options import ALS_STARTS
 from lvpcfg.errors import InputError, expect
 from lvpcfg.grammar.kruskal import Factors
 
-STARTS = ("hosvd", "random")
 ROUND = 10  # sweeps between two looks at the errors
 NOISE = 1e-2  # on singular vectors: a term whose T(v_rho, w_rho) is zero would stay zero for ever
 EPSILON = torch.finfo(torch.float64).eps
@@ -56,7 +56,7 @@ def als(
     The best of `start` and of `restarts` random starts is kept. `progress` is called with the numbers of tensors as
     they are done, which sum to batch * (restarts + 1).
     """
-    expect("start", start, STARTS)
+    expect("start", start, ALS_STARTS)
     shape = " x ".join(map(str, tensors.shape))
     if tensors.ndim != 4 or not tensors.is_floating_point() or 0 in tensors.shape[1:]:
         raise InputError(f"the tensors are {shape} of {tensors.dtype}: expected batch x y z of real numbers.")

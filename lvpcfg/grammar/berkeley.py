@@ -22,7 +22,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_text
 from lvpcfg.grammar.grammar import Grammar, starts_of
 from lvpcfg.grammar.model import MOST_STATES, Model
-from lvpcfg.trees.binarise import INTERMEDIATE, Binarisation
+from lvpcfg.trees.binarisation import INTERMEDIATE, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.treebank import Symbols

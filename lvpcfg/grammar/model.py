@@ -23,7 +23,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
-from lvpcfg.trees.binarise import RIGHT, Binarisation
+from lvpcfg.trees.binarisation import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
