@@ -13,6 +13,7 @@ from lvpcfg import InputError, Parser, corpus, train
 from lvpcfg.chart import coarse_to_fine, forest
 from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode import (
+    DECODERS,
     FREE,
     PRODUCT,
     RECALL,
@@ -28,7 +29,6 @@ from lvpcfg.chart.inside import Chart
 from lvpcfg.chart.outside import Outside
 from lvpcfg.chart.partition import log_partition
 from lvpcfg.decompose.coarse import coarse_cover
-from lvpcfg.options import DECODERS
 from lvpcfg.parser import THRESHOLD
 
 

@@ -16,8 +16,9 @@ from running import ROOT, call, options_of
 
 import lvpcfg
 from lvpcfg import InputError, corpus, read_trees, write_trees
+from lvpcfg.estimate.estimator import Options
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.registry import JOBS
+from lvpcfg.registry import ESTIMATORS, JOBS
 
 HEAVY = {"torch", "nltk", "scipy", "matplotlib", "numpy"}
 
@@ -183,6 +184,29 @@ def test_a_job_that_is_registered_in_this_process(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "config.yaml").read_text() == "job: greet\nname: Ann\ntimes: 1\n"
     with pytest.raises(InputError, match="there is a job 'greet' already"):
         JOBS.register("greet", GreetOptions)(lambda *_: None)
+
+
+@dataclass
+class ConstantOptions(Options):
+    name: str = "constant"
+    times: int = 1
+
+
+def test_an_estimator_that_is_registered_in_this_process(monkeypatch, capfd):
+    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS._entries))
+    ESTIMATORS.register("constant", ConstantOptions)(lambda *_: None)
+    assert problem_with(["job=train", "estimator=constant", "estimator.times=2"]) is None
+    assert "could not be converted" in problem_with(["job=train", "estimator=constant", "estimator.times=two"])
+    expected = "'estimator.times' is an option of estimator=constant: choose that first."
+    assert problem_with(["job=train", "estimator.times=2"]) == expected
+    call("job=train", "estimator=constant", "--help")
+    assert "\n  times: 1\n" in capfd.readouterr().out
+
+
+def test_a_module_that_does_not_register_what_it_should(monkeypatch):
+    monkeypatch.setitem(JOBS.plugins, "nothing", "json")
+    with pytest.raises(InputError, match="the module json does not register the job 'nothing'"):
+        JOBS["nothing"]
 
 
 # ---------------------------------------------------------------- docs/add_a_job.md

@@ -12,12 +12,11 @@ from test_coarse_to_fine import coarse_to_fine_of, flat
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.chart.coarse_to_fine import Fine
-from lvpcfg.chart.decode import PRODUCT, RECALL, VITERBI
+from lvpcfg.chart.decode import DECODERS, PRODUCT, RECALL, VITERBI
 from lvpcfg.chart.forest import Plan, log_likelihood
 from lvpcfg.chart.prune import FineRules
 from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
 from lvpcfg.grammar.kruskal import Factors, RuleFactors
-from lvpcfg.options import DECODERS
 
 
 def factored(grammar, rules, rank=2, seed=0, signed=False):

@@ -31,7 +31,7 @@ from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Spans
 from lvpcfg.chart.outside import Outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.options import RECALL, RULE_SUM, VARIATIONAL
+from lvpcfg.options import DECODERS, FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL, VITERBI  # noqa: F401  (to be found here)
 from lvpcfg.trees.binarisation import INTERMEDIATE
 
 CHUNK = 1 << 22  # numbers held at once

@@ -41,4 +41,4 @@ def register(arguments: Sequence[str]) -> None:
                 if registry is JOBS:
                     store.store(group="job", name=name, node={"job": name, **values}, package="_global_")
                 else:
-                    store.store(group=registry.group, name=name, node={"name": name, **values})
+                    store.store(group=registry.group, name=name, node=values)
