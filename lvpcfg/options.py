@@ -8,4 +8,4 @@ PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE, VITERBI = DECODERS = (
     "free-recall",
     "viterbi",
 )
-DTYPES = ("float32", "float64")
+DTYPE_NAMES = ("float32", "float64")

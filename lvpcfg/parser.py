@@ -35,10 +35,11 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
-from lvpcfg.options import DECODERS, DTYPES, FREE, PRODUCT, RECALL, VITERBI
+from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, RECALL, VITERBI
 from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.normalise import TOP
 
+DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 19  # of the sentences of a batch, where charts are pruned
 TOKENS = 1 << 14
@@ -93,7 +94,7 @@ class Parser(ParserI):  # type: ignore[misc]
         batch_tokens: int = TOKENS,
     ) -> None:
         expect("decoder", decoder, DECODERS)
-        expect("dtype", dtype, DTYPES)
+        expect("dtype", dtype, DTYPE_NAMES)
         if not 0 <= prune < 1:
             raise InputError(f"prune is {prune}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
         if batch_tokens < 1:
@@ -103,7 +104,7 @@ class Parser(ParserI):  # type: ignore[misc]
         _check_product(self.models, decoder)
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
         self.device = usable_device(device)
-        self._grammars = [model.grammar.to(self.device, getattr(torch, dtype)) for model in self.models]
+        self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
         if decoder == VITERBI:  # derivations are those of tensors
             self._grammars = [grammar.expanded() for grammar in self._grammars]
         self._grammar = self._grammars[0].expanded()

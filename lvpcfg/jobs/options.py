@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.options import DECODERS, DTYPES
+from lvpcfg.options import DECODERS, DTYPE_NAMES
 from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
@@ -28,7 +28,7 @@ class ParserOptions(DeviceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect("decoder", self.decoder, DECODERS)
-        expect("dtype", self.dtype, DTYPES)
+        expect("dtype", self.dtype, DTYPE_NAMES)
         if not 0 <= self.prune < 1:
             raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
         expect_positive(self, "batch_tokens")
