@@ -39,8 +39,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, evaluate, read_trees, train
-from lvpcfg.evaluate.evalb import score, sentence
-from lvpcfg.evaluate.evalb_files import read_sentences
+from lvpcfg.evaluation.evalb import score, sentence
+from lvpcfg.evaluation.evalb_files import read_sentences
 from lvpcfg.jobs.workers import workers
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import words

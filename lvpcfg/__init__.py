@@ -1,43 +1,68 @@
-"""lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch."""
+"""lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch.
 
-import lvpcfg.lazily  # noqa: F401  (first: before anything else imports nltk)
-from lvpcfg import distributions
-from lvpcfg.decompose.compress import compress
-from lvpcfg.errors import InputError
-from lvpcfg.estimate.train import train
-from lvpcfg.evaluate.evalb import evaluate
-from lvpcfg.grammar.berkeley import read_berkeley
-from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.model import Model
-from lvpcfg.parser import Parse, Parser
-from lvpcfg.trees.binarise import Binarisation, binarise, debinarise
-from lvpcfg.trees.brackets import read_trees, write_trees
-from lvpcfg.trees.conllu import read_conllu
-from lvpcfg.trees.corpus import corpus
-from lvpcfg.trees.normalise import normalise
-from lvpcfg.trees.signatures import register_signature
-from lvpcfg.trees.treebank import Treebank, build_treebank
+What is named here is imported when it is used first (PEP 562): torch and nltk take seconds.
+"""
 
-__all__ = [
-    "Binarisation",
-    "Grammar",
-    "InputError",
-    "Model",
-    "Parse",
-    "Parser",
-    "Treebank",
-    "binarise",
-    "build_treebank",
-    "compress",
-    "corpus",
-    "debinarise",
-    "distributions",
-    "evaluate",
-    "normalise",
-    "read_berkeley",
-    "read_conllu",
-    "read_trees",
-    "register_signature",
-    "train",
-    "write_trees",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from lvpcfg import distributions as distributions
+    from lvpcfg.decompose.compress import compress as compress
+    from lvpcfg.errors import InputError as InputError
+    from lvpcfg.estimate.train import train as train
+    from lvpcfg.evaluation.evalb import evaluate as evaluate
+    from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
+    from lvpcfg.grammar.grammar import Grammar as Grammar
+    from lvpcfg.grammar.model import Model as Model
+    from lvpcfg.parser import Parse as Parse
+    from lvpcfg.parser import Parser as Parser
+    from lvpcfg.trees.binarisation import Binarisation as Binarisation
+    from lvpcfg.trees.binarise import binarise as binarise
+    from lvpcfg.trees.binarise import debinarise as debinarise
+    from lvpcfg.trees.brackets import read_trees as read_trees
+    from lvpcfg.trees.brackets import write_trees as write_trees
+    from lvpcfg.trees.conllu import read_conllu as read_conllu
+    from lvpcfg.trees.corpus import corpus as corpus
+    from lvpcfg.trees.normalise import normalise as normalise
+    from lvpcfg.trees.signatures import register_signature as register_signature
+    from lvpcfg.trees.treebank import Treebank as Treebank
+    from lvpcfg.trees.treebank import build_treebank as build_treebank
+
+_MODULES = {  # that the names are in
+    "Binarisation": "trees.binarisation",
+    "Grammar": "grammar.grammar",
+    "InputError": "errors",
+    "Model": "grammar.model",
+    "Parse": "parser",
+    "Parser": "parser",
+    "Treebank": "trees.treebank",
+    "binarise": "trees.binarise",
+    "build_treebank": "trees.treebank",
+    "compress": "decompose.compress",
+    "corpus": "trees.corpus",
+    "debinarise": "trees.binarise",
+    "distributions": "distributions",
+    "evaluate": "evaluation.evalb",
+    "normalise": "trees.normalise",
+    "read_berkeley": "grammar.berkeley",
+    "read_conllu": "trees.conllu",
+    "read_trees": "trees.brackets",
+    "register_signature": "trees.signatures",
+    "train": "estimate.train",
+    "write_trees": "trees.brackets",
+}
+__all__ = list(_MODULES)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"lvpcfg.{_MODULES[name]}")
+        value = globals()[name] = module if name == _MODULES[name] else getattr(module, name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

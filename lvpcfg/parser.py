@@ -15,11 +15,6 @@ from tqdm import tqdm
 from lvpcfg.chart.build import form
 from lvpcfg.chart.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode import (
-    DECODERS,
-    FREE,
-    PRODUCT,
-    RECALL,
-    VITERBI,
     Node,
     Skeletal,
     Skeleton,
@@ -40,10 +35,11 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.model import Model
+from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, RECALL, VITERBI
 from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.normalise import TOP
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 19  # of the sentences of a batch, where charts are pruned
 TOKENS = 1 << 14
@@ -98,7 +94,7 @@ class Parser(ParserI):  # type: ignore[misc]
         batch_tokens: int = TOKENS,
     ) -> None:
         expect("decoder", decoder, DECODERS)
-        expect("dtype", dtype, tuple(DTYPES))
+        expect("dtype", dtype, DTYPE_NAMES)
         if not 0 <= prune < 1:
             raise InputError(f"prune is {prune}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
         if batch_tokens < 1:

@@ -9,7 +9,7 @@ import torch
 from nltk.tree import Tree
 
 from lvpcfg import Binarisation, Model, corpus, debinarise, evaluate, train
-from lvpcfg.evaluate.evalb import Scores
+from lvpcfg.evaluation.evalb import Scores
 from lvpcfg.trees.normalise import normalise, normalise_all
 from lvpcfg.trees.walk import rebuild, words
 

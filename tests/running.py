@@ -4,21 +4,25 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.experimental.callback import Callback
+from omegaconf import open_dict
 from rich.console import Console
 
-from lvpcfg.decompose.compress import ALSOptions
-from lvpcfg.estimate.count import CountOptions
-from lvpcfg.jobs.config import BinarisationConfig, Config, DataConfig, ProfileConfig, TradeoffConfig
-from lvpcfg.jobs.main import CAREFUL, JOBS
+from lvpcfg.command import main
+from lvpcfg.jobs.config import typed
+from lvpcfg.jobs.profile import Amounts
 from lvpcfg.jobs.run import Run
-from lvpcfg_command import main
+from lvpcfg.jobs.tradeoff import Settings
+from lvpcfg.registry import JOBS, configuration_folder
 
 ROOT = Path(__file__).parents[1]
+SETTINGS = Settings(ranks=[2], thresholds=[1e-1, 0], terms=[3], max_length=40)
 
 
 def run(job, folder, **options):
@@ -30,30 +34,26 @@ def run(job, folder, **options):
 
 def begin(job, folder, printed=None, **options):
     """Runs a job up to the writing of its figures."""
-    settings = {
-        "data": DataConfig(options.pop("train", None), options.pop("dev", None), options.pop("on_error", "raise")),
-        "binarisation": BinarisationConfig("right", 0, 1, "keep"),
-        "estimator": CountOptions(),
-        "decompose": ALSOptions(),
-        "tradeoff": TradeoffConfig([2], [1e-1, 0], [3], 40),
-        "profile": ProfileConfig(sentences=20, traced=1),
-        "signature": "english",
-        **{"seed": 0, "restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
-        **dict.fromkeys(("berkeley", "symbol", "model", "input", "output", "gold", "test", "parameters")),
-        "decoder": "max-rule",
-        "device": "cpu",
-        "dtype": "float32",
-        "threads": 1,
-        "processes": 1,
-        "prune": 5e-5,
-        "batch_tokens": 16384,
-    }
     printed = StringIO() if printed is None else printed
     result = Run(Path(folder), Console(file=printed, width=120), config="seed: 0\n", command="lvpcfg job=train")
-    if job not in CAREFUL:
-        result.begin()
-    JOBS[job](Config(job=job, **(settings | options)), result)
+    JOBS[job].run(options_of(job, **options), result)
     return result, printed
+
+
+def options_of(job, **options):
+    """The options of a job: those that are given, smaller amounts for tests, and the defaults in `conf/`."""
+    smaller = {"device": "cpu", "tradeoff": SETTINGS, "profile": Amounts(sentences=20, traced=1)}
+    data = {name: options.pop(name) for name in ("train", "dev", "on_error") if name in options}
+    with initialize_config_dir(str(configuration_folder()), version_base="1.3"):
+        composed = compose("config", overrides=[f"job={job}"], return_hydra_config=True)
+    choices = composed.hydra.runtime.choices
+    with open_dict(composed):
+        del composed["hydra"]
+    settings = typed(composed, choices)
+    if data:
+        options["data"] = replace(settings.data, **data)
+    used = {field.name for field in fields(settings)}
+    return replace(settings, **{name: value for name, value in smaller.items() if name in used} | options)
 
 
 def arguments(*options):

@@ -13,11 +13,11 @@ from nltk.tree import Tree
 from rich.console import Console
 
 from lvpcfg import InputError, Model, Parser, evaluate, normalise, read_berkeley, read_trees
-from lvpcfg.chart.decode import DECODERS
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.grammar.expectations import expected_states
-from lvpcfg.jobs import berkeley as berkeley_job
+from lvpcfg.jobs import import_
 from lvpcfg.jobs.run import Run
+from lvpcfg.options import DECODERS
 from lvpcfg.parser import THRESHOLD
 from lvpcfg.trees.binarise import Binarisation
 from lvpcfg.trees.signatures import berkeley
@@ -305,7 +305,7 @@ def import_job(tmp_path):
 
     def run(prefix):
         result = Run(tmp_path / "run", Console(file=printed, width=120))
-        berkeley_job.run(SimpleNamespace(berkeley=prefix), result)
+        import_.run(SimpleNamespace(berkeley=prefix), result)
         return result.result, printed.getvalue()
 
     return run

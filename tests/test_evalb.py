@@ -7,8 +7,8 @@ from nltk.tree import Tree
 from strategies import constituents
 
 from lvpcfg import InputError, evaluate
-from lvpcfg.evaluate.evalb import COLLINS, Parameters, score, sentence
-from lvpcfg.evaluate.evalb_files import read_pair, read_parameters, read_sentences, report
+from lvpcfg.evaluation.evalb import COLLINS, Parameters, score, sentence
+from lvpcfg.evaluation.evalb_files import read_pair, read_parameters, read_sentences, report
 
 
 def scores(gold, test, parameters=COLLINS):

@@ -11,8 +11,8 @@ from rich.console import Console
 from strategies import random_model
 
 from lvpcfg import InputError, Model, corpus, train
-from lvpcfg.evaluate.inspect import OTHER, RULES, look_inside
-from lvpcfg.evaluate.page import page
+from lvpcfg.evaluation.inspect import OTHER, RULES, look_inside
+from lvpcfg.evaluation.page import page
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.jobs import inspect

@@ -14,7 +14,7 @@ from lvpcfg.chart.decode import DECODERS
 from lvpcfg.decompose.kinds import cover_by_kind
 from lvpcfg.decompose.whole import rule_tensor
 from lvpcfg.distributions import ModelTrees
-from lvpcfg.evaluate.inspect import look_inside
+from lvpcfg.evaluation.inspect import look_inside
 from lvpcfg.grammar.expectations import expected_states, rewrites, spectral_radius
 from lvpcfg.grammar.projection import projected
 from lvpcfg.grammar.rule_cp import RuleCP

@@ -12,18 +12,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lvpcfg import InputError, Model, Parser, compress, corpus, train, write_trees
 from lvpcfg.decompose.compress import ALSOptions, fit_rules
 from lvpcfg.decompose.whole import divergence
-from lvpcfg.evaluate.evalb import evaluate
-from lvpcfg.evaluate.pictures import draw_tradeoff
-from lvpcfg.evaluate.tradeoff import read_rows, write_rows
-from lvpcfg.jobs import config as job_config
-from lvpcfg.jobs import tradeoff
+from lvpcfg.evaluation.evalb import evaluate
+from lvpcfg.evaluation.pictures import draw_tradeoff
+from lvpcfg.evaluation.tradeoff import read_rows, write_rows
+from lvpcfg.jobs import candidates
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.config import TradeoffConfig
+from lvpcfg.jobs.tradeoff import Settings
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import words
 
 LENGTH = 12
-CHOSEN = TradeoffConfig(ranks=[1, 2], thresholds=[1.0, 1e-3, 0], terms=[5, 40], max_length=LENGTH)
+CHOSEN = Settings(ranks=[1, 2], thresholds=[1.0, 1e-3, 0], terms=[5, 40], max_length=LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +136,11 @@ def test_the_picture_has_a_line_for_each_model_and_rank(done):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(tradeoff, "draw_tradeoff", lambda *_: Figure((0.1, 0.1)))
+    monkeypatch.setattr(candidates, "draw_tradeoff", lambda *_: Figure((0.1, 0.1)))
 
 
 def test_a_run_that_is_stopped_is_taken_up(tmp_path, done, files, monkeypatch, no_pictures):
-    measure, measured = tradeoff.Candidate.measure, []
+    measure, measured = candidates.Candidate.measure, []
 
     def cut(self, setting, *rest):
         if len(measured) == 3:
@@ -149,7 +148,7 @@ def test_a_run_that_is_stopped_is_taken_up(tmp_path, done, files, monkeypatch, n
         measured.append(setting.name)
         return measure(self, setting, *rest)
 
-    monkeypatch.setattr(tradeoff.Candidate, "measure", cut)
+    monkeypatch.setattr(candidates.Candidate, "measure", cut)
     printed = tmp_path / "printed"
     with printed.open("w") as stream, pytest.raises(KeyboardInterrupt):
         begin("tradeoff", tmp_path / "out", stream, **files)
@@ -159,7 +158,7 @@ def test_a_run_that_is_stopped_is_taken_up(tmp_path, done, files, monkeypatch, n
     first = read_rows(tmp_path / "out/tradeoff.csv")
     assert [row.setting for row in first] == measured
 
-    monkeypatch.setattr(tradeoff.Candidate, "measure", measure)
+    monkeypatch.setattr(candidates.Candidate, "measure", measure)
     result, text = run("tradeoff", tmp_path / "out", **files, resume=True)
     assert "3 of 10 settings are in" in text
     rows, whole = read_rows(tmp_path / "out/tradeoff.csv"), read_rows(done[0] / "tradeoff.csv")
@@ -172,7 +171,7 @@ def test_what_is_finished_is_not_done_again(tmp_path, done, files, monkeypatch, 
     """And settings that are new are added."""
     text = (done[0] / "tradeoff.csv").read_text()
     (tmp_path / "tradeoff.csv").write_text(text)
-    monkeypatch.setattr(tradeoff.Candidate, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(candidates.Candidate, "measure", lambda *_: pytest.fail("measured again"))
     result, _ = run("tradeoff", tmp_path, **files, resume=True)
     assert result == done[1]
     assert (tmp_path / "tradeoff.csv").read_text() == text
@@ -245,7 +244,6 @@ def test_a_model_that_is_compressed_already(tmp_path, files):
     ],
 )
 def test_wrong_options_get_one_sentence(option, expected):
-    job_config.register()
     assert expected in problem_with(["job=tradeoff", "model=[a,b]", option])
 
 

@@ -20,7 +20,7 @@ from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.jobs import board
-from lvpcfg.jobs import train as train_job
+from lvpcfg.jobs import training as train_job
 
 EM = EMOptions(states=2, iterations=5)
 SPLIT_MERGE = SplitMergeOptions(cycles=2, split_iterations=2, merge_iterations=2, smooth_iterations=1)
@@ -267,7 +267,7 @@ def test_restarts_keep_every_model_and_the_best(tmp_path, files, dev):
 STOPPING = """
 import os, sys
 from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
-from lvpcfg_command import main
+from lvpcfg.command import main
 
 iterate, (number, kind, *sys.argv) = ExpectationMaximisation._iterate, sys.argv[1:]
 

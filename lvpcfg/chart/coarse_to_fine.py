@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI, Node, Skeleton
+from lvpcfg.chart.decode import Node, Skeleton
 from lvpcfg.chart.forest import Forest, Plan
 from lvpcfg.chart.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.stages import Stages
@@ -21,7 +21,8 @@ from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.projection import nonnegative, projected
 from lvpcfg.grammar.rules import starts_of
-from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.options import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI
+from lvpcfg.trees.binarisation import INTERMEDIATE
 
 FEW = 2  # states of a symbol in the grammars between the coarsest and the fine one
 SHARPER = 4  # times the threshold: grammars with some states are surer of themselves

@@ -31,19 +31,11 @@ from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Spans
 from lvpcfg.chart.outside import Outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.options import DECODERS, FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL, VITERBI  # noqa: F401  (to be found here)
+from lvpcfg.trees.binarisation import INTERMEDIATE
 
-PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE, VITERBI = (
-    "max-rule",
-    "max-rule-sum",
-    "variational",
-    "recall",
-    "free-recall",
-    "viterbi",
-)
 CHUNK = 1 << 22  # numbers held at once
 NEGLIGIBLE = 1e-6  # a posterior below zero by this much is no rounding
-DECODERS = (PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE, VITERBI)
 
 
 @dataclass(frozen=True)

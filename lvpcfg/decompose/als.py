@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from lvpcfg.decompose.options import ALS_STARTS
 from lvpcfg.errors import InputError, expect
 from lvpcfg.grammar.kruskal import Factors
 
-STARTS = ("hosvd", "random")
 ROUND = 10  # sweeps between two looks at the errors
 FEW = 5  # and Gauss-Newton steps, which take longer
 DAMPING = 1e-2  # mu at first, times the error
@@ -68,7 +68,7 @@ def als(
     while five of them take such a share off. `progress` is called with the numbers of tensors as they are done by
     sweeps, which sum to batch * (restarts + 1).
     """
-    expect("start", start, STARTS)
+    expect("start", start, ALS_STARTS)
     shape = " x ".join(map(str, tensors.shape))
     if tensors.ndim != 4 or not tensors.is_floating_point() or 0 in tensors.shape[1:]:
         raise InputError(f"the tensors are {shape} of {tensors.dtype}: expected batch x y z of real numbers.")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.decompose.cover import cover
+from lvpcfg.decompose.options import APR_STARTS
 from lvpcfg.decompose.whole import rule_tensor
 from lvpcfg.errors import InputError, expect
 from lvpcfg.grammar.expectations import expected_states
@@ -97,7 +98,7 @@ def cover_start(counts: Tensor, rank: int, generator: torch.Generator) -> Factor
     return Factors(u * weight[largest].unsqueeze(1), v, w)
 
 
-STARTS = {"cover": cover_start, "random": random_start}
+STARTS = dict(zip(APR_STARTS, (cover_start, random_start), strict=True))
 
 
 def apr_from(

@@ -14,11 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lvpcfg.decompose.als import STARTS, als
-from lvpcfg.decompose.apr import STARTS as APR_STARTS
+from lvpcfg.decompose.als import als
 from lvpcfg.decompose.apr import apr, conditional, expected_counts
-from lvpcfg.decompose.gradient import LOSSES, NONNEGATIVE, OPTIMISERS, VALUES, KruskalGrammar
-from lvpcfg.decompose.kinds import APART, CHILD_TYPES, TOGETHER, apr_by_kind, cover_by_kind
+from lvpcfg.decompose.gradient import KruskalGrammar
+from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
+from lvpcfg.decompose.options import (
+    APART,
+    METHODS,
+    TOGETHER,
+    ALSOptions,
+    APROptions,
+    GradientOptions,
+    Options,
+    SVDOptions,
+    check,
+)
 from lvpcfg.decompose.svd import slice_svd
 from lvpcfg.decompose.whole import Difference, difference, rule_tensor
 from lvpcfg.errors import InputError, expect, show
@@ -31,84 +41,6 @@ from lvpcfg.grammar.whole_cp import WholeCP
 
 KINDS = ("two phrases", "a phrase and a word", "a word and a phrase", "two words")
 Progress = Callable[[int, int], object]  # done, of how many
-
-
-@dataclass
-class Options:
-    """Of the method `cover`, which has none, and of all others. What they mean stands in `conf/decompose/`."""
-
-    name: str = "cover"
-
-
-@dataclass
-class ALSOptions(Options):
-    name: str = "als"
-    rank: int = 8
-    threshold: float = 1e-3
-    iterations: int = 1000
-    tolerance: float = 1e-3
-    start: str = "hosvd"
-    restarts: int = 0
-    steps: int = 100
-    nonnegative: bool = False
-
-
-@dataclass
-class SVDOptions(Options):
-    name: str = "svd"
-    error: float = 1e-3
-
-
-@dataclass
-class APROptions(Options):
-    name: str = "apr"
-    rank: int = 260
-    iterations: int = 100
-    tolerance: float = 1e-4
-    start: str = "cover"
-    starts: int = 1
-    child_types: str = APART
-
-
-@dataclass
-class GradientOptions(Options):
-    name: str = "gradient"
-    rank: int = 64
-    loss: str = "squared"
-    optimiser: str = "lbfgs"
-    values: str = NONNEGATIVE
-    iterations: int = 200
-
-
-METHODS: dict[str, type[Options]] = {
-    "als": ALSOptions,
-    "cover": Options,
-    "svd": SVDOptions,
-    "apr": APROptions,
-    "gradient": GradientOptions,
-}
-CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
-    "als": {"start": STARTS},
-    "apr": {"start": tuple(APR_STARTS), "child_types": CHILD_TYPES},
-    "gradient": {"loss": LOSSES, "optimiser": OPTIMISERS, "values": VALUES},
-}
-
-
-def check(options: Options) -> None:
-    """Values that make no sense stop here."""
-    expect("decompose.name", options.name, (type(options)().name,))
-    for name, value in asdict(options).items():
-        known = CHOICES.get(options.name, {}).get(name)
-        if known is not None:
-            expect(f"decompose.{name}", value, known)
-        elif type(value) in (int, float):
-            least = 1 if name in ("rank", "iterations", "starts") else 0
-            if not least <= value < float("inf"):
-                raise InputError(f"decompose.{name} is {show(value)}: expected a number from {least} on.")
-    if isinstance(options, SVDOptions) and options.error >= 1:
-        raise InputError(f"decompose.error is {options.error}: expected a share of the squared norm, less than 1.")
-    if isinstance(options, GradientOptions) and options.loss == "kl" and options.values == "signed":
-        raise InputError("decompose.loss is kl: expected decompose.values=nonnegative or normalised with it.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lvpcfg.decompose.options import LOSSES, NONNEGATIVE, NORMALISED, OPTIMISERS, SIGNED, VALUES
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.kruskal import Factors
-
-SIGNED, NONNEGATIVE, NORMALISED = VALUES = ("signed", "nonnegative", "normalised")
-LOSSES = ("squared", "kl")
-OPTIMISERS = ("adam", "lbfgs")
 
 
 class KruskalGrammar(nn.Module):

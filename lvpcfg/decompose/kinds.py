@@ -17,7 +17,6 @@ from lvpcfg.decompose.apr import Fit, Progress, apr
 from lvpcfg.decompose.cover import cover
 from lvpcfg.grammar.kruskal import Factors
 
-APART, TOGETHER = CHILD_TYPES = ("apart", "together")  # terms for each kind, or all for all of them
 MANY = 32  # terms for each kind
 
 

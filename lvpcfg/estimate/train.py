@@ -11,7 +11,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Estimator, Task
 from lvpcfg.grammar.model import Model
 from lvpcfg.registry import ESTIMATORS
-from lvpcfg.trees.binarise import RIGHT, Binarisation
+from lvpcfg.trees.binarisation import RIGHT, Binarisation
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.treebank import build_treebank
 

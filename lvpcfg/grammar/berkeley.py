@@ -25,7 +25,7 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import MOST_STATES, Model
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import starts_of
-from lvpcfg.trees.binarise import INTERMEDIATE, Binarisation
+from lvpcfg.trees.binarisation import INTERMEDIATE, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.treebank import Symbols

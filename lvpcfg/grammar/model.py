@@ -27,7 +27,7 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
-from lvpcfg.trees.binarise import RIGHT, Binarisation
+from lvpcfg.trees.binarisation import RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 

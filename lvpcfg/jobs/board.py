@@ -10,10 +10,10 @@ from nltk.tree import Tree
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lvpcfg.evaluate.pictures import draw_states, draw_trees
+from lvpcfg.evaluation.pictures import draw_states, draw_trees
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.jobs.run import peak_memory
-from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.trees.binarisation import INTERMEDIATE
 from lvpcfg.trees.walk import words
 
 DEV = ("precision", "recall", "f1", "f1_all", "tagging_accuracy", "errors")

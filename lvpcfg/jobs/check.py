@@ -1,9 +1,9 @@
 """Reads the command line before Hydra does: a wrong option gets one sentence and the nearest right one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
-from itertools import islice
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,15 +12,10 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lvpcfg.decompose.compress import METHODS
-from lvpcfg.errors import InputError, show
-from lvpcfg.jobs import config
-from lvpcfg.registry import ESTIMATORS
+from lvpcfg.errors import InputError, expect, show
+from lvpcfg.jobs.config import GROUPS, register, typed
+from lvpcfg.registry import JOBS, configuration_folder
 
-GROUPS: dict[str, Mapping[str, type]] = {
-    "estimator": {name: ESTIMATORS[name].options for name in ESTIMATORS.names()},
-    "decompose": METHODS,
-}  # and what can be chosen from each
 QUOTES = "a value with commas, brackets, = or letters beyond ASCII goes in quotes of its own, as in gold='\"a=b.mrg\"'"
 SWEEPS = ("-m", "--multirun")
 ALONE = (*SWEEPS, "-r", "--run", "-h", "--help", "--hydra-help", "--version", "--resolve")  # take no value
@@ -48,69 +43,106 @@ def problem_with(arguments: Sequence[str]) -> str | None:
         for override in overrides:
             if override.is_sweep_override():
                 return f"{show(override.input_line)} has several values: add -m to run one job for each; {QUOTES}."
-    with initialize_config_dir(str(config.folder()), version_base="1.3"):
-        return next(_problems(overrides), None)
+    register(arguments)
+    with initialize_config_dir(str(configuration_folder()), version_base="1.3"):
+        try:
+            return next(_problems(overrides), None)
+        except InputError as error:
+            return str(error)
 
 
 def _problems(overrides: list[Override]) -> Iterator[str]:
     for override in overrides:
         if override.package is not None:
             yield f"there is no option {show(override.get_key_element())}; see --help."
-            return
-    choices = [override for override in overrides if override.key_or_group in GROUPS]
-    for override in choices:
+    chosen: dict[str, list[str]] = {"job": ["demo"]}  # from each group; the last choice counts
+    for override in overrides:
         group = override.key_or_group
-        names = sorted(path.stem for path in (config.folder() / group).glob("*.yaml"))
-        for line in _single(override):
-            if line.partition("=")[2] not in names:
-                yield f"there is no {show(line)}: expected {group}={' or '.join(names)}."
-                return
-    chosen = [line for override in choices for line in islice(_single(override), 1)]
-    composed = compose("config", overrides=chosen, return_hydra_config=True)
+        if group == "job" or group in GROUPS:
+            known = JOBS.names() if group == "job" else GROUPS[group][0]()
+            for value in (values := list(_values(override))):
+                expect(group, value, known)
+            chosen[group] = values or chosen.get(group, [])
+    for job in chosen["job"]:
+        yield from _problems_of(job, chosen, overrides)
+
+
+def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Override]) -> Iterator[str]:
+    """What one job cannot do with the options."""
+    used = get_type_hints(JOBS[job].options)
+    choices = {group: names[0] for group, names in chosen.items() if group in used and names} | {"job": job}
+    composed = compose(
+        "config", overrides=[f"{group}={name}" for group, name in choices.items()], return_hydra_config=True
+    )
+    choices = dict(composed.hydra.runtime.choices)
     known = sorted(_keys(OmegaConf.to_container(composed)))
-    job = [composed.job, *(str(override.value()) for override in overrides if override.key_or_group == "job")][-1]
     for override in overrides:
         key = override.key_or_group
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
             continue
         if key not in known:
-            group, _, name = key.partition(".")
-            owners = [f"{group}={owner}" for owner, options in GROUPS.get(group, {}).items() if hasattr(options, name)]
-            if owners:
-                yield f"{show(key)} is an option of {' or '.join(owners)}: choose that first."
-            near = get_close_matches(key, known, n=1, cutoff=0.5)
-            yield f"there is no option {show(key)}" + (f": did you mean {near[0]!r}?" if near else "; see --help.")
-            continue
-        if override.is_add():
+            yield _unknown(key, job, known)
+        elif override.is_add():
             yield f"{show(override.input_line)} adds an option that is there already: leave out the +."
-        if key not in GROUPS:
-            yield from _misfits(override, chosen)
-        if job in config.JOBS and key.split(".")[0] not in ("job", "hydra", *config.JOBS[job]):
-            users = " or ".join(f"job={name}" for name, used in config.JOBS.items() if key.split(".")[0] in used)
-            yield f"job={job} does not use {key!r}: it is an option of {users}."
+        elif key != "job" and key not in GROUPS:
+            yield from _misfits(override, choices)
 
 
-def _misfits(override: Override, chosen: list[str]) -> Iterator[str]:
+def _unknown(key: str, job: str, known: list[str]) -> str:
+    """A sentence about an option that the job does not have, as it is."""
+    group, _, name = key.partition(".")
+    if group in known and group in GROUPS:
+        names, options = GROUPS[group]
+        owners = [f"{group}={owner}" for owner in names() if name in get_type_hints(options(owner))]
+        if owners:
+            return f"{show(key)} is an option of {' or '.join(owners)}: choose that first."
+    keys = {other: set(_fields(JOBS[other].options)) for other in JOBS.names()}
+    users = " or ".join(f"job={other}" for other, used in keys.items() if key in used)
+    if users:
+        return f"job={job} does not use {key!r}: it is an option of {users}."
+    near = get_close_matches(key, sorted(set(known).union(*keys.values())), n=1, cutoff=0.5)
+    return f"there is no option {show(key)}" + (f": did you mean {near[0]!r}?" if near else "; see --help.")
+
+
+def _fields(options: type, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a class of options."""
+    for name, kind in get_type_hints(options).items():
+        yield f"{prefix}{name}"
+        if is_dataclass(kind):
+            yield from _fields(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+        elif name in GROUPS:
+            names, options_of = GROUPS[name]
+            for one in names():
+                yield from _fields(options_of(one), f"{name}.")
+
+
+def _misfits(override: Override, choices: dict[str, str]) -> Iterator[str]:
     """Values that do not fit their option."""
-    for line in _single(override):
+    groups = [f"{group}={name}" for group, name in choices.items() if group == "job" or group in GROUPS]
+    for value in _lines(override):
         try:
-            config.typed(compose("config", overrides=[*chosen, line]))
+            typed(compose("config", overrides=[*groups, value]), choices)
         except InputError as error:
             yield str(error)
         except (HydraException, OmegaConfBaseException, AttributeError) as error:
-            yield f"{show(line)} does not fit: {show(_first_line(error.__cause__ or error), 120)[1:-1]}."
+            yield f"{show(value)} does not fit: {show(_first_line(error.__cause__ or error), 120)[1:-1]}."
 
 
-def _single(override: Override) -> Iterator[str]:
-    """The override, or each value of a sweep, as text; what a glob stands for only Hydra knows."""
-    key = override.get_key_element()
-    if isinstance(override.value(), Glob):
-        return
+def _lines(override: Override) -> Iterator[str]:
+    """The override, or one for each value of a sweep."""
     if override.is_sweep_override():
-        for value in override.sweep_string_iterator():
-            yield "=".join([key, str(value)])
+        yield from (f"{override.get_key_element()}={value}" for value in _values(override))
     else:
         yield str(override.input_line)
+
+
+def _values(override: Override) -> Iterator[str]:
+    """The value, or each value of a sweep, as text; what a glob stands for only Hydra knows."""
+    if override.is_sweep_override():
+        if not isinstance(override.value(), Glob):
+            yield from map(str, override.sweep_string_iterator())
+    else:
+        yield str(override.value())
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:

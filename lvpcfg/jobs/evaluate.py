@@ -1,46 +1,71 @@
 """job=evaluate: gold trees, and test trees or a model that parses the gold words -> EVALB's scores."""
 
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import InputError
-from lvpcfg.evaluate.evalb import COLLINS, Parameters, Scores, evaluate, score
-from lvpcfg.evaluate.evalb_files import read_pair, read_parameters, report
-from lvpcfg.files import write_text
-from lvpcfg.jobs import parse
-from lvpcfg.jobs.config import Config
-from lvpcfg.jobs.run import Run
-from lvpcfg.trees.brackets import read_trees, write_trees
-from lvpcfg.trees.normalise import normalise_all
-from lvpcfg.trees.walk import words
+from lvpcfg.jobs.options import ParserOptions, expect_positive, folders
+from lvpcfg.registry import JOBS
+
+if TYPE_CHECKING:
+    from lvpcfg.evaluation.evalb import Parameters, Scores
+    from lvpcfg.jobs.run import Run
 
 
-def run(config: Config, run: Run) -> None:
-    if config.gold is None or (config.test is None) == (config.model is None):
+@dataclass(kw_only=True)
+class EvaluateOptions(ParserOptions):
+    gold: str | None
+    test: str | None
+    model: Any  # a folder, or a list of folders
+    parameters: str | None
+    processes: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        folders(self.model)
+        expect_positive(self, "processes")
+
+
+@JOBS.register("evaluate", EvaluateOptions)
+def run(options: EvaluateOptions, run: "Run") -> None:
+    from lvpcfg.evaluation.evalb import COLLINS, score
+    from lvpcfg.evaluation.evalb_files import read_pair, read_parameters, report
+    from lvpcfg.files import write_text
+
+    run.begin()
+    if options.gold is None or (options.test is None) == (options.model is None):
         raise InputError("job=evaluate needs gold=FILE, and either test=FILE (trees) or model=FOLDER (to parse with).")
-    parameters = COLLINS if config.parameters is None else read_parameters(config.parameters)
-    if config.test is not None:
-        scores = score(*read_pair(config.gold, config.test), parameters)
+    parameters = COLLINS if options.parameters is None else read_parameters(options.parameters)
+    if options.test is not None:
+        scores = score(*read_pair(options.gold, options.test), parameters)
     else:
-        scores = _parse(config, parameters, run)
+        scores = _parse(options.gold, options, parameters, run)
     run.result.update(scores.figures())
     write_text(run.folder / "evalb.txt", report(scores))
     show_scores(scores, run, "Scores")
     run.say(f"EVALB's report, a line a sentence, is in {run.folder / 'evalb.txt'}.")
 
 
-def _parse(config: Config, parameters: Parameters, run: Run) -> Scores:
+def _parse(path: str, options: EvaluateOptions, parameters: "Parameters", run: "Run") -> "Scores":
     """Parses the words of the gold trees, raw or clean, without their tags."""
-    gold = normalise_all(read_trees(config.gold or ""))
-    with parse.parsing(config) as parser:
+    from lvpcfg.evaluation.evalb import evaluate
+    from lvpcfg.jobs.parsing import parsing, report
+    from lvpcfg.trees.brackets import read_trees, write_trees
+    from lvpcfg.trees.normalise import normalise_all
+    from lvpcfg.trees.walk import words
+
+    gold = normalise_all(read_trees(path))
+    with parsing(options.model, options, options.processes, "evaluate") as parser:
         begin = time.perf_counter()
         trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
-        parse.report(parser, len(gold) / (time.perf_counter() - begin), run)
+        report(parser, len(gold) / (time.perf_counter() - begin), run)
     write_trees(trees, run.folder / "parses.mrg")
     run.say(f"The parses are in {run.folder / 'parses.mrg'}.")
     return evaluate(gold, trees, parameters)
 
 
-def show_scores(scores: Scores, run: Run, title: str) -> None:
+def show_scores(scores: "Scores", run: "Run", title: str) -> None:
     short = f"up to {scores.cutoff} words"
     rows = [
         ["sentences", str(scores.all.sentences), str(scores.short.sentences)],

@@ -1,31 +1,46 @@
 """job=inspect: a model folder -> what its states stand for, as tables and as an HTML file."""
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.evaluate.inspect import Symbol, look_inside, percent
-from lvpcfg.evaluate.page import page
-from lvpcfg.files import write_text
-from lvpcfg.grammar.model import Model
-from lvpcfg.jobs.config import Config
-from lvpcfg.jobs.run import Run
-from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.jobs.options import folders, one_folder
+from lvpcfg.registry import JOBS
+from lvpcfg.trees.binarisation import INTERMEDIATE
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lvpcfg.evaluation.inspect import Symbol
+    from lvpcfg.jobs.run import Run
 
 PHRASES, TAGS = 2, 2  # shown in the terminal unless symbols are asked for
 ITEMS = 6  # rules or words of a state
 
 
-def run(config: Config, run: Run) -> None:
-    if not isinstance(config.model, str):
-        raise InputError("job=inspect needs one model folder: model=FOLDER, as job=train makes one.")
-    model = Model.load(config.model)
+@dataclass(kw_only=True)
+class InspectOptions:
+    model: Any  # a folder
+    symbol: Any  # a name, or a list of names
+
+    def __post_init__(self) -> None:
+        folders(self.model)
+
+
+@JOBS.register("inspect", InspectOptions)
+def run(options: InspectOptions, run: "Run") -> None:
+    from lvpcfg.evaluation.inspect import look_inside
+    from lvpcfg.evaluation.page import page
+    from lvpcfg.files import write_text
+    from lvpcfg.grammar.model import Model
+
+    run.begin()
+    model = Model.load(one_folder(options.model, "inspect"))
     symbols = look_inside(model)
     names = {state.number: state.name for symbol in symbols for state in symbol.states}
-    for symbol in _chosen(symbols, config.symbol):
+    for symbol in _chosen(symbols, options.symbol):
         run.console.print(_table(symbol, names))
     grammar = model.grammar
     sizes = {
@@ -38,11 +53,11 @@ def run(config: Config, run: Run) -> None:
     run.result.update(sizes)
     summary = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in sizes.items())
     path = run.folder / "grammar.html"
-    write_text(path, page(symbols, f"The states of {config.model}", summary))
+    write_text(path, page(symbols, f"The states of {options.model}", summary))
     run.say(f"{summary}. All of them are in {path}.")
 
 
-def _chosen(symbols: list[Symbol], wanted: object) -> list[Symbol]:
+def _chosen(symbols: "list[Symbol]", wanted: object) -> "list[Symbol]":
     """The symbols that were asked for, or the most frequent ones with most to tell."""
     if wanted is None:
         told = sorted(symbols, key=lambda symbol: -symbol.expected * (len(symbol.states) > 1))
@@ -59,7 +74,12 @@ def _chosen(symbols: list[Symbol], wanted: object) -> list[Symbol]:
     return chosen
 
 
-def _table(symbol: Symbol, names: dict[int, str]) -> Table:
+def _table(symbol: "Symbol", names: dict[int, str]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from lvpcfg.evaluation.inspect import percent
+
     title = f"{symbol.name}, {symbol.expected:.3g} a tree"
     table = Table(title=Text(title), title_justify="left", title_style="bold", show_lines=False)
     table.add_column("state")

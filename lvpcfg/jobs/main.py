@@ -1,51 +1,47 @@
-"""Reads the options and runs the job: all that `lvpcfg_command.py`, the one entry point, imports."""
+"""Reads the options and runs the job, for `lvpcfg/command.py`."""
 
+import gc
 import io
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg.errors import InputError, is_out_of_memory
-from lvpcfg.jobs import berkeley, compress, config, demo, evaluate, inspect, parse, profile, tradeoff, train
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.run import Run, Terminal, leave_pipe
-
-JOBS: dict[str, Callable[[config.Config, Run], None]] = {
-    "demo": demo.run,
-    "train": train.run,
-    "import": berkeley.run,
-    "inspect": inspect.run,
-    "compress": compress.run,
-    "tradeoff": tradeoff.run,
-    "parse": parse.run,
-    "profile": profile.run,
-    "evaluate": evaluate.run,
-}
-CAREFUL = ("train", "compress", "tradeoff")  # they may be refused a folder, and then change nothing in it
+from lvpcfg.jobs.config import typed
+from lvpcfg.registry import JOBS, configuration_folder
 
 
-def main() -> None:
+def main(interrupt: Any) -> None:
+    """`interrupt` is what answers Ctrl-C when the job runs."""
+
+    def run(options: DictConfig) -> float | None:
+        _import_libraries()
+        signal.signal(signal.SIGINT, interrupt)
+        return _run(options)
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a word the terminal cannot show stops no job
     try:
-        config.register()
         problem = problem_with(sys.argv[1:])
         if problem:
             sys.exit(f"lvpcfg: {problem}")
-        hydra.main(version_base="1.3", config_path=str(config.folder()), config_name="config")(_run)()
+        hydra.main(version_base="1.3", config_path=str(configuration_folder()), config_name="config")(run)()
     except BrokenPipeError:
+        from lvpcfg.jobs.run import leave_pipe
+
         leave_pipe()
     except OSError as error:
         sys.exit(f"lvpcfg: cannot use {error.filename}: {error.strerror}." if error.filename else f"lvpcfg: {error}.")
@@ -53,21 +49,31 @@ def main() -> None:
         sys.exit(f"lvpcfg: {error}".partition("\n")[0])
 
 
+def _import_libraries() -> None:
+    """What takes seconds, now that the options are right: torch, nltk and what jobs need of this package."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: large pages, which take a fifth less time to touch
+    gc.disable()  # what is imported is no garbage; to look whether it is takes a tenth of the time
+    import_module("lvpcfg.parser")
+    gc.enable()
+
+
 def _run(options: DictConfig) -> float | None:
     """Runs one job in its folder; returns the F1 it reports, or else the log-likelihood, for sweepers."""
-    to_stdout = options.job == "parse" and options.output is None  # trees alone go there
+    import torch
+
+    from lvpcfg.jobs.run import Run, Terminal
+
+    hydra_config = HydraConfig.get()
     run = Run(
-        folder=Path(HydraConfig.get().runtime.output_dir),
-        console=Terminal(stderr=to_stdout),
+        folder=Path(hydra_config.runtime.output_dir),
+        console=Terminal(),
         config=OmegaConf.to_yaml(options, resolve=True),
         command=_command(),
     )
     try:
-        settings = config.typed(options)
-        if settings.job not in CAREFUL:
-            run.begin()
-        torch.set_num_threads(settings.threads)
-        JOBS[settings.job](settings, run)
+        settings = typed(options, hydra_config.runtime.choices)
+        torch.set_num_threads(getattr(settings, "threads", 1))
+        JOBS[options.job].run(settings, run)
         run.finish()
     except BrokenPipeError:
         raise

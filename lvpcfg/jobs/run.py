@@ -48,6 +48,10 @@ class Run:
     config: str = ""  # as it was composed
     command: str = "lvpcfg"  # as it was called, but for what chooses the run folder
 
+    def use_stderr(self) -> None:
+        """For a job whose results are on the standard output."""
+        self.console = Terminal(stderr=True)
+
     def say(self, text: str) -> None:
         """Prints text as it is, however long its lines are."""
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -90,7 +94,10 @@ class Run:
         self.say(f"{self.command} resume=true {shlex.quote(f'hydra.run.dir={self.folder}')}")
 
     def begin(self) -> None:
-        """Writes the configuration, and removes the figures of an earlier run in the same folder."""
+        """Writes the configuration, and removes the figures of an earlier run in the same folder.
+
+        A job calls it first, or as soon as it knows that it may change what is in the folder.
+        """
         write_text(self.folder / "config.yaml", self.config)
         (self.folder / "result.json").unlink(missing_ok=True)
 

@@ -4,334 +4,43 @@ In the run folder, `model/` is the best model so far and `checkpoint.safetensors
 With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, ..., and `model/` is the best of all.
 """
 
-import hashlib
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from nltk.tree import Tree
-from tqdm import tqdm
-
-from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.checkpoint import Checkpoint
-from lvpcfg.estimate.estimator import Estimator, Step, Task
-from lvpcfg.evaluate.evalb import evaluate
-from lvpcfg.grammar.model import Model
-from lvpcfg.jobs.config import Config
-from lvpcfg.jobs.run import Run
-from lvpcfg.parser import Parser, usable_device
-from lvpcfg.registry import ESTIMATORS
-from lvpcfg.trees.brackets import format_tree, read_trees
-from lvpcfg.trees.corpus import corpus
-from lvpcfg.trees.normalise import normalise_all
-from lvpcfg.trees.treebank import Treebank, build_treebank
-from lvpcfg.trees.walk import words
+from lvpcfg.errors import expect
+from lvpcfg.jobs.options import TreebankOptions, expect_positive
+from lvpcfg.registry import JOBS
 
 if TYPE_CHECKING:
-    from lvpcfg.jobs.board import Board
-
-MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
-Record = dict[str, float]  # the figures of a model: after how many steps, states, scores on dev and so on
+    from lvpcfg.jobs.run import Run
 
 
-def run(config: Config, run: Run) -> None:
-    _look_around(config, run)
-    if not config.resume:
-        run.begin()
-    gold: list[Tree] = []
-    if config.data.train is None:
-        run.say("data.train is not given: training on the embedded corpus.")
-        trees, gold = corpus("train"), corpus("dev")
-    else:
-        trees = _read(config.data.train, config, run)
-    if config.data.dev is not None:
-        gold = _read(config.data.dev, config, run)
-    estimate(trees, gold, config, run)
+@dataclass(kw_only=True)
+class DataOptions:
+    train: str | None
+    dev: str | None
+    on_error: str
+
+    def __post_init__(self) -> None:
+        expect("data.on_error", self.on_error, ("raise", "skip"))
 
 
-def _look_around(config: Config, run: Run) -> None:
-    """A training is never written over, and what a crash left half-written is removed."""
-    checkpoints = sorted(run.folder.glob("checkpoint*.safetensors"))
-    if checkpoints and not config.resume:
-        raise InputError(
-            f"{run.folder} holds a training already: resume=true goes on with it, hydra.run.dir=FOLDER chooses "
-            "another folder."
-        )
-    if checkpoints and not _checkpoint_path(config, run, 0).exists():
-        raise InputError(
-            f"{checkpoints[0]} was not made with restarts={config.restarts}: resume with the same number, or in "
-            "another folder."
-        )
-    if config.resume and not checkpoints:
-        run.say(f"There is no checkpoint in {run.folder}: training begins anew.")
-    for left in (*run.folder.glob(".checkpoint*.tmp"), *run.folder.glob("model*/.model.*.tmp")):
-        left.unlink()
+@dataclass(kw_only=True)
+class TrainOptions(TreebankOptions):
+    data: DataOptions
+    estimator: Any  # the options of one of ESTIMATORS
+    restarts: int
+    evaluate_every: int
+    checkpoint_every: int
+    resume: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_positive(self, "restarts", "evaluate_every", "checkpoint_every")
 
 
-def _checkpoint_path(config: Config, run: Run, restart: int) -> Path:
-    return run.folder / f"checkpoint{_suffix(config, restart)}.safetensors"
+@JOBS.register("train", TrainOptions)
+def run(options: TrainOptions, run: "Run") -> None:
+    from lvpcfg.jobs import training
 
-
-def _suffix(config: Config, restart: int) -> str:
-    return f"_{restart}" if config.restarts > 1 else ""
-
-
-def _read(path: str, config: Config, run: Run) -> list[Tree]:
-    if config.data.on_error == "raise":
-        return read_trees(path)
-    errors: list[InputError] = []
-    trees = read_trees(path, on_error=errors.append)
-    run.result["malformed"] = run.result.get("malformed", 0) + len(errors)
-    for error in errors[:5]:
-        run.say(f"skipped: {error}")
-    if len(errors) > 5:
-        run.say(f"... and {len(errors) - 5} more")
-    return trees
-
-
-def estimate(trees: list[Tree], gold: list[Tree], config: Config, run: Run) -> Model:
-    """Trains on `trees` and keeps the model that is best on `gold`; without gold trees, the last one."""
-    treebank = build_treebank(trees, config.scheme(), progress=True)
-    gold = normalise_all(gold)
-    trainings: list[Training] = []
-    for restart in range(config.restarts):
-        training = Training(treebank, gold, config, run, restart, trainings)
-        if config.resume and restart == 0:
-            run.begin()  # now that the checkpoint has been accepted
-        training.finish()
-        trainings.append(training)
-    best = max(trainings, key=Training.score)
-    model = Model.load(run.folder / "model")
-    report(model, run)
-    for training in trainings:
-        training.show()
-    run.result |= best.best | {f"last_{name}": value for name, value in best.records[-1].items()}
-    run.result |= {"seed": best.seed, "train_seconds": sum(training.seconds for training in trainings)}
-    if len(trainings) > 1:
-        run.say(f"The best of {len(trainings)} restarts is the one with seed {best.seed}.")
-    return model
-
-
-class Training:
-    """One training, from one seed: its estimator, its records and its files."""
-
-    def __init__(
-        self,
-        treebank: Treebank,
-        gold: list[Tree],
-        config: Config,
-        run: Run,
-        restart: int,
-        rivals: "list[Training]",
-    ) -> None:
-        """`rivals` are the restarts before this one."""
-        self.gold, self.config, self.run, self.rivals = gold, config, run, rivals
-        self.suffix, self.path = _suffix(config, restart), _checkpoint_path(config, run, restart)
-        self.seed = config.seed + restart
-        task = Task(treebank, config.signature, self.seed, str(usable_device(config.device)), gold or None)
-        self.estimator: Estimator = ESTIMATORS[config.estimator.name].run(config.estimator, task)
-        self.records: list[Record] = []  # of the models that were looked at
-        self.seconds = 0.0  # of all steps
-        if config.resume and self.path.exists():
-            self._load()
-            ready = f"goes on after iteration {self.estimator.done}" if self._is_open() else "is finished already"
-            run.say(f"The training in {self.path} {ready}.")
-        self.checkpoint = self._make_checkpoint()
-
-    def _make_checkpoint(self) -> Checkpoint:
-        notes = {"records": [*self.records], "seconds": self.seconds, "chosen_by": self._chosen_by}
-        return self.estimator.checkpoint(notes)
-
-    def _load(self) -> None:
-        notes = self.estimator.load(self.path)
-        for name, mine in self._chosen_by.items():
-            if notes["chosen_by"][name] != mine:
-                raise InputError(
-                    f"{show(str(self.path), 200)} was made with another {name}: resume with the same one, or in "
-                    "another folder."
-                )
-        self.records, self.seconds = notes["records"], notes["seconds"]
-
-    @cached_property
-    def _chosen_by(self) -> dict[str, str]:
-        """What the best model depends on beside the training itself."""
-        text = "\n".join(map(format_tree, self.gold))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return {"data.dev": digest, "decoder": self.config.decoder, "prune": str(self.config.prune)}
-
-    @property
-    def best(self) -> Record:
-        return max(self.records, key=lambda record: record["f1"]) if self.gold else self.records[-1]
-
-    def score(self) -> float:
-        return self.best["f1" if self.gold else self.objective]
-
-    @property
-    def objective(self) -> str:
-        """The figure that tells how well the estimator did, where there are no dev trees."""
-        return self.estimator.shown[-1]
-
-    def finish(self) -> None:
-        """Does the steps that are still to come."""
-        estimator, config = self.estimator, self.config
-        if not self._is_open():
-            return
-        title = f"restart {self.suffix[1:]}" if self.suffix else "training"
-        with (
-            self._saved_if_stopped(),
-            self._board() as board,
-            tqdm(total=len(estimator.steps), initial=estimator.done, desc=title, unit="iteration", disable=None) as bar,
-        ):
-            if self._is_due():
-                self._look(board, bar)
-                if estimator.done:  # it was stopped while it was looked at
-                    self.checkpoint.save(self.path)
-            begin = time.perf_counter()
-            for _ in estimator.run():
-                seconds = time.perf_counter() - begin
-                self.seconds += seconds
-                figures = estimator.figures()
-                board.iteration(estimator.done, figures, seconds)
-                self.checkpoint = self._make_checkpoint()  # and the tensors before this step are let go
-                if self._is_due():
-                    self._look(board, bar)
-                if estimator.done % config.checkpoint_every == 0 or estimator.finished:
-                    self.checkpoint.save(self.path)
-                bar.set_postfix_str(_said(self.objective, figures[self.objective]), refresh=False)
-                bar.update()
-                begin = time.perf_counter()
-
-    @contextmanager
-    def _saved_if_stopped(self) -> Iterator[None]:
-        """Whatever stops a training, the steps that are done stay done."""
-        try:
-            yield
-        except BaseException as reason:
-            if self.estimator.steps:
-                self.checkpoint.save(self.path)
-                if isinstance(reason, KeyboardInterrupt | SystemExit):
-                    done, steps = self.checkpoint.done, len(self.estimator.steps)
-                    self.run.say_how_to_go_on(f"{done} of {steps} iterations")
-            raise
-
-    @contextmanager
-    def _board(self) -> Iterator["Board"]:
-        from lvpcfg.jobs.board import Board  # a second that other jobs need not wait
-
-        settings = asdict(self.config) | {"seed": self.seed}
-        options = {name: settings[name] for name in MATTER}
-        folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
-        step = self.estimator.done + 1 if self.records else 0
-        board = Board(folder, step, self.run.config, options, best=("f1", self.objective))
-        try:
-            yield board
-        finally:
-            board.close(self.estimator.finished)
-
-    def _is_open(self) -> bool:
-        return self._is_due() or not self.estimator.finished
-
-    def _step(self, done: int) -> Step | None:
-        """The step that made the model after so many steps; None where there is no model yet."""
-        return self.estimator.steps[done - 1] if done else self.estimator.start
-
-    def _is_due(self) -> bool:
-        """Whether the model as it is now shall be looked at, and was not."""
-        done, step = self.estimator.done, self._step(self.estimator.done)
-        if step is None or (self.records and self.records[-1]["iterations"] == done):
-            return False
-        sometimes = step.evaluate == "sometimes" and done % self.config.evaluate_every == 0
-        return step.evaluate == "always" or sometimes or self.estimator.finished
-
-    def _look(self, board: "Board", bar: "tqdm[NoReturn]") -> None:
-        """Records the figures of the model as it is now, and saves it if it is the best so far."""
-        estimator, folder = self.estimator, self.run.folder
-        model = estimator.model()
-        record: Record = {"iterations": estimator.done} | estimator.figures() | {"seconds": self.seconds}
-        if self.gold:
-            found, fallbacks = self._parsed(model)
-            record |= evaluate(self.gold, found).figures() | {"fallbacks": fallbacks}
-            board.parses(estimator.done, self.gold, found)
-        self.records.append(record)
-        if record is self.best:
-            if self.suffix:
-                model.save(folder / f"model{self.suffix}")
-            # Without dev, what the last step leaves is what a restart is like.
-            if not self.rivals or (
-                (self.gold or estimator.finished) and self.score() > max(rival.score() for rival in self.rivals)
-            ):
-                model.save(folder / "model")
-        self.checkpoint = self._make_checkpoint()
-        board.record(estimator.done, model.grammar, record, self.best)
-        with bar.external_write_mode():
-            self.run.say(self._line(record))
-
-    def _parsed(self, model: Model) -> tuple[list[Tree], int]:
-        """The sentences of `gold`, parsed, and how many the grammar has no tree for."""
-        config = self.config
-        parser = Parser(model, **config.parsing())
-        return parser.parse_sents(map(words, self.gold), progress=True), parser.counts.fallbacks
-
-    def _line(self, record: Record) -> str:
-        text = f"{self._title(record)}: " + ", ".join(_said(name, record[name]) for name in self.estimator.shown)
-        if self.gold:
-            text += f", dev F1 {record['f1']:.2f}"
-            if record["errors"]:
-                text += f" (EVALB drops {record['errors']} of {record['sentences']}; {record['f1_all']:.2f} with all)"
-        return text + (", the best so far" if record is self.best else "")
-
-    def _title(self, record: Record) -> str:
-        step = self._step(int(record["iterations"]))
-        assert step is not None
-        return step.title
-
-    def show(self) -> None:
-        """All records, as a table."""
-        shown = self.estimator.shown
-        scores = {"precision": "P", "recall": "R", "f1": "F1", "errors": "dropped", "f1_all": "F1 all"}
-        rows, before = [], 0.0
-        for record in self.records:
-            row = [self._title(record) + " *" * (record is self.best), *(_number(record[name]) for name in shown)]
-            if self.gold:
-                row += [str(record[name]) if name == "errors" else f"{record[name]:.2f}" for name in scores]
-            rows.append([*row, f"{record['seconds'] - before:.1f}"])
-            before = record["seconds"]
-        columns = [_spoken(name).replace("log-likelihood", "log p").replace("/", "\nper ") for name in shown]
-        columns = ["", *columns, *(scores.values() if self.gold else ()), "seconds"]
-        where = ", scores on dev, * the best" if self.gold else ""
-        self.run.table(f"Training with seed {self.seed}{where}", columns, rows)
-
-
-def _said(name: str, number: float) -> str:
-    """A figure in a sentence: "75 states", "log-likelihood/word -4.7249"."""
-    return f"{_number(number)} {_spoken(name)}" if isinstance(number, int) else f"{_spoken(name)} {_number(number)}"
-
-
-def _number(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:.4f}"
-
-
-def _spoken(name: str) -> str:
-    return name.replace("log_likelihood", "log-likelihood").replace("_per_", "/").replace("_", " ")
-
-
-def report(model: Model, run: Run) -> None:
-    """The size of a grammar, as a table and as figures."""
-    grammar = model.grammar
-    sizes = {name: int(model.provenance[name]) for name in ("trees", "words") if name in model.provenance} | {
-        "vocabulary": len(model.lexicon.words),
-        "unknown_word_classes": len(model.lexicon.classes),
-        "interminals": len(grammar.symbols.interminals),
-        "preterminals": len(grammar.symbols.preterminals),
-        "states": int(grammar.states.sum()),
-        "binary_rules": len(grammar.binary_rules),
-        "unary_rules": len(grammar.unary_rules),
-    }
-    run.result.update(sizes)
-    rows = [[name.replace("_", " "), f"{size:,}"] for name, size in sizes.items()]
-    run.table(f"Grammar ({model.provenance['estimator']})", ["", "number"], rows)
-    run.say(f"The model is in {run.folder / 'model'}.")
+    training.run(options, run)

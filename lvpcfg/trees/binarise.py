@@ -9,40 +9,16 @@ The marks @ + ^ | are written by this file alone: where a treebank's label holds
 percent-encoded.
 """
 
-import math
 import re
-from dataclasses import dataclass
 from functools import cache
 from urllib.parse import unquote
 
 from nltk.tree import Tree
 
-from lvpcfg.errors import InputError, expect, show
+from lvpcfg.trees.binarisation import CHAIN, INTERMEDIATE, PARENT, RIGHT, SIBLING, Binarisation
 from lvpcfg.trees.walk import is_preterminal, rebuild, require_tags
 
-INTERMEDIATE, CHAIN, PARENT, SIBLING = "@", "+", "^", "|"
 MARKS = re.compile(r"[%+^|]|^@")
-
-
-@dataclass(frozen=True)
-class Binarisation:
-    """How trees become binary. `horizontal` may be `math.inf`: remember every sibling."""
-
-    direction: str = "right"
-    horizontal: float = 0
-    vertical: int = 1
-    unaries: str = "keep"
-
-    def __post_init__(self) -> None:
-        expect("direction", self.direction, ("right", "left"))
-        expect("vertical", self.vertical, (1, 2))
-        expect("unaries", self.unaries, ("collapse", "keep"))
-        order = self.horizontal
-        if type(order) not in (int, float) or not (order == math.inf or (order >= 0 and order % 1 == 0)):
-            raise InputError(f"horizontal is {show(self.horizontal)}: expected 0, 1, 2, ... or inf.")
-
-
-RIGHT = Binarisation()
 
 
 def binarise(tree: Tree, scheme: Binarisation = RIGHT) -> Tree:

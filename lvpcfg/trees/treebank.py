@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lvpcfg.errors import InputError
-from lvpcfg.trees.binarise import RIGHT, Binarisation, binarise
+from lvpcfg.trees.binarisation import RIGHT, Binarisation
+from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.brackets import garbage_collection_paused
 from lvpcfg.trees.normalise import TOP, normalise
 from lvpcfg.trees.walk import is_preterminal, preorder

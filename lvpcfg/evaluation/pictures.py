@@ -12,8 +12,8 @@ from nltk.tree import Tree
 from torch import Tensor
 
 from lvpcfg.errors import InputError
-from lvpcfg.evaluate.tradeoff import APR, COVER, EXACT, SVD, Row
-from lvpcfg.trees.binarise import INTERMEDIATE
+from lvpcfg.evaluation.tradeoff import APR, COVER, EXACT, SVD, Row
+from lvpcfg.trees.binarisation import INTERMEDIATE
 from lvpcfg.trees.walk import rebuild, words
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import re
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.evaluate.evalb import COLLINS, VALID, Pairs, Parameters, Scores, Sentence, add_up, percent, sentence
+from lvpcfg.evaluation.evalb import COLLINS, VALID, Pairs, Parameters, Scores, Sentence, add_up, percent, sentence
 from lvpcfg.files import PathLike, read_text
 from lvpcfg.trees.brackets import COMMENT, trees_from_text
 

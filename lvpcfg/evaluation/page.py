@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from lvpcfg.evaluate.inspect import State, Symbol, Word, percent
+from lvpcfg.evaluation.inspect import State, Symbol, Word, percent
 
 STYLE = """
 :root { color-scheme: light dark; --ink: light-dark(#1d2433, #dfe3ec); --paper: light-dark(#fff, #161a22);

@@ -1,0 +1,54 @@
+"""The command `lvpcfg`, and `python run.py`.
+
+Help and the version are answered without Hydra, torch and nltk, which take seconds to import; wrong options without the
+latter two.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+INTERRUPTED = "lvpcfg: interrupted.\n"
+
+
+def main() -> None:
+    # No exception yet: libraries that try whether others are there take it for the answer.
+    before = signal.signal(signal.SIGINT, _leave)
+    arguments = sys.argv[1:]
+    if "--version" in arguments:
+        from importlib.metadata import version
+
+        _print(f"lvpcfg {version('lvpcfg')}\n")
+    elif "--help" in arguments or "-h" in arguments:
+        _show_help(arguments)
+    else:
+        from lvpcfg.jobs.main import main as run_job
+
+        try:
+            run_job(interrupt=before)
+        except KeyboardInterrupt:
+            sys.stderr.write(INTERRUPTED)
+            sys.exit(130)
+
+
+def _leave(*_: object) -> None:
+    """There is nothing to save."""
+    os.write(2, INTERRUPTED.encode())
+    os._exit(130)
+
+
+def _show_help(arguments: list[str]) -> None:
+    from lvpcfg.errors import InputError
+    from lvpcfg.jobs.help import page
+
+    try:
+        _print(page(arguments))
+    except InputError as error:
+        sys.exit(f"lvpcfg: {error}")
+
+
+def _print(text: str) -> None:
+    """At once, so that nothing is left for a reader that left."""
+    with suppress(BrokenPipeError):
+        os.write(1, text.encode())

@@ -1,0 +1,242 @@
+"""The work of job=compress: what a decomposition did to the rules, in tables, pictures and bounds."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lvpcfg.decompose import bounds
+from lvpcfg.decompose.compress import KINDS, Compression, Progress, decompose
+from lvpcfg.decompose.whole import Difference, divergence, rule_tensor
+from lvpcfg.errors import InputError
+from lvpcfg.evaluation.pictures import draw_errors
+from lvpcfg.grammar.expectations import spectral_radius
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.model import Model
+from lvpcfg.jobs.compress import CompressOptions
+from lvpcfg.jobs.options import one_folder
+from lvpcfg.jobs.run import Run
+from lvpcfg.parser import usable_device
+
+EPSILON = 0.01  # the error that bounds are stated for
+QUANTILES = {"median": 0.5, "90 %": 0.9, "largest": 1.0}
+
+
+def run(config: CompressOptions, run: Run) -> None:
+    source, target = Path(one_folder(config.model, "compress")), run.folder / "model"
+    if source.exists() and target.exists() and source.samefile(target):
+        raise InputError(f"{target} is the model to compress: choose another run folder by hydra.run.dir=FOLDER.")
+    model = Model.load(source)
+    run.begin()
+    on_device = replace(model, grammar=model.grammar.to(usable_device(config.device)))
+    begin = time.perf_counter()
+    with fitting(config.decompose.name) as progress:
+        found = decompose(on_device, config.decompose, config.seed, progress)
+    run.result["seconds"] = time.perf_counter() - begin
+    found.model.save(target)
+
+    run.say(", ".join(f"{name} {value}" for name, value in found.model.provenance["compressed"].items()) + ":")
+    if found.factors is None or found.whole is None:
+        _show_rules(found, run)
+        _say_bounds(found, on_device.grammar, run)
+    else:
+        _show_whole(found, found.factors, found.whole, run)
+        _say_whole_bounds(found, found.factors, found.whole, run)
+    _say_sizes(found, source, target, run)
+
+
+@contextmanager
+def fitting(title: str) -> Iterator[Progress]:
+    """A bar for a decomposition; gives out the function that moves it on."""
+    with tqdm(desc=title, disable=None, leave=False) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance
+
+
+def _name(kind: str) -> str:
+    return kind.replace(" ", "_")
+
+
+def _show_rules(found: Compression, run: Run) -> None:
+    """Rules with a Kruskal form of their own, class by class."""
+    grammar = found.model.grammar
+    sizes = grammar.states[grammar.binary_rules]
+    rank = found.model.provenance["compressed"]["rank"]
+    after = torch.where(found.approximated, rank * sizes.sum(1), sizes.prod(1))
+    tried = found.gamma.isfinite()
+    rows = []
+    for kind, name in enumerate([*KINDS, "all"]):
+        own = found.kind == kind if kind < len(KINDS) else torch.ones_like(tried)
+        used = own & found.approximated
+        gamma = found.gamma[own & tried]
+        figures = {
+            "rules": int(own.sum()),
+            "approximated": int(used.sum()),
+            **{f"gamma_{quantile}": _quantile(gamma, share) for quantile, share in QUANTILES.items()},
+            "numbers_before": int(sizes[own].prod(1).sum()),
+            "numbers_after": int(after[own].sum()),
+            "negative_mass": float(found.negative[used].mean()) if bool(used.any()) else 0.0,
+        }
+        _keep(run, figures, "" if name == "all" else f"{_name(name)}_")
+        compression = figures["numbers_before"] / max(1, figures["numbers_after"])
+        rows.append(
+            [
+                name,
+                f"{figures['rules']:,}",
+                f"{figures['approximated']:,}",
+                *(
+                    "" if math.isnan(figures[f"gamma_{name}"]) else bounds.upwards(figures[f"gamma_{name}"], 2)
+                    for name in QUANTILES
+                ),
+                f"{compression:.1f}",
+                f"{100 * figures['negative_mass']:.2g} %",
+            ]
+        )
+        if len(gamma):
+            run.board.add_histogram(f"log10_gamma/{_name(name)}", gamma.clamp_min(1e-16).log10())
+    run.result["compression"] = run.result["numbers_before"] / max(1, run.result["numbers_after"])
+    columns = ["rules with", "rules", "used", "gamma\nmedian", "\n90 %", "\nlargest", "times\nsmaller", "\nnegative"]
+    run.table("Rules: Kruskal forms used, their errors, their numbers, their mass below zero", columns, rows)
+    if bool(tried.any()):
+        by_kind = {name: found.gamma[tried & (found.kind == kind)].tolist() for kind, name in enumerate(KINDS)}
+        threshold = found.model.provenance["compressed"]["threshold"]
+        run.picture("gamma", draw_errors({name: some for name, some in by_kind.items() if some}, threshold))
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    return float(values.double().quantile(share)) if len(values) else math.nan
+
+
+def _keep(run: Run, figures: dict[str, float], prefix: str = "") -> None:
+    """JSON has no infinity, and nothing for what does not exist."""
+    names = {name: name.replace(" %", "") for name in figures}
+    run.result |= {prefix + names[name]: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _show_whole(found: Compression, factors: Factors, beside: Difference, run: Run) -> None:
+    """All rules as one sum of terms, beside the rules themselves."""
+    grammar = found.source
+    rows = []
+    for kind, name in enumerate([*KINDS, "all"]):
+        here = slice(kind, kind + 1) if kind < len(KINDS) else slice(None)
+        mass = float(beside.mass[here].sum())
+        figures = {
+            "rules": int((found.kind == kind).sum()) if kind < len(KINDS) else len(found.kind),
+            "norm": float(beside.norm[here].norm()),
+            "error": float(beside.error[here].norm()),
+            "added_mass": float(beside.added[here].sum()) / mass if mass else 0.0,
+            "negative_mass": float(beside.negative[here].sum()) / mass if mass else 0.0,
+        }
+        _keep(run, figures, "" if name == "all" else f"{_name(name)}_")
+        shares = (f"{100 * figures[share]:.2f} %" for share in ("added_mass", "negative_mass"))
+        error = bounds.upwards(figures["error"])
+        rows.append([name, f"{figures['rules']:,}", f"{figures['norm']:.4g}", error, *shares])
+    columns = ["rules with", "rules", "||T||", "||T - T^||", "mass where\nno rule is", "negative\nmass"]
+    run.table(f"One sum of {factors.rank:,} terms, and how far it is from the rules", columns, rows)
+    sums = found.model.grammar.row_sums()
+    figures = {
+        "rank": factors.rank,
+        "numbers_before": found.before,
+        "numbers_after": found.after,
+        "compression": found.before / found.after,
+        "row_sum_least": float(sums.min()),
+        "row_sum_largest": float(sums.max()),
+        "spectral_radius": spectral_radius(found.model.grammar),
+        "kl": divergence(grammar, factors),
+    }
+    _keep(run, figures)
+    radius = figures["spectral_radius"]
+    run.say(
+        f"What a state rewrites to adds up to {figures['row_sum_least']:.6f} at the least and "
+        f"{figures['row_sum_largest']:.6f} at the most (1 is normalised); "
+        f"the spectral radius is {radius:.4f}, {'tight' if radius < 1 else 'not tight'}."
+    )
+    if math.isfinite(figures["kl"]):
+        run.say(f"The Kullback-Leibler divergence of its trees is {figures['kl']:.4g} nats a tree.")
+    else:
+        run.say("The Kullback-Leibler divergence of its trees is infinite: some rules have become zero or less.")
+
+
+def _say_bounds(found: Compression, grammar: Grammar, run: Run) -> None:
+    """Cohen & Collins 2012, Theorem 4.2; `grammar` is the exact one."""
+    if not bool(found.approximated.any()):
+        run.say("Bounds: no rule is approximated, inference is exact.")
+        return
+    gamma, m = float(found.gamma[found.approximated].max()), int(grammar.states.max())
+    why_not = bounds.outside_theorem(grammar)
+    if why_not:
+        _keep(run, {"bound_gamma": gamma})
+        run.say(
+            f"Bounds: gamma = {bounds.upwards(gamma)}. Theorem 4.2 of Cohen & Collins 2012 "
+            f"says nothing about trees of this grammar: {why_not}."
+        )
+        return
+    figures = {
+        "bound_gamma": gamma,
+        "bound_growth": bounds.growth(gamma, m),
+        "bound_depth_limit": bounds.depth_limit(gamma, m),
+        "bound_depth": bounds.covered_depth(gamma, m, EPSILON),
+        "bound_length": bounds.covered_sentence(gamma, m, EPSILON, len(grammar.symbols)),
+    }
+    _keep(run, figures)
+    run.say(
+        f"Bounds (Cohen & Collins 2012, Theorem 4.2): gamma = {bounds.upwards(gamma)}, m = {m}, "
+        f"X = {bounds.upwards(figures['bound_growth'])}, "
+        f"d* = {bounds.downwards(figures['bound_depth_limit'])}. {_covered(figures['bound_depth'], 'Trees', 'levels')} "
+        f"{_covered(figures['bound_length'], 'Marginals of sentences', 'words')}"
+    )
+
+
+def _covered(number: float, things: str, unit: str) -> str:
+    """What is sure to have an error of EPSILON at the most."""
+    if number == math.inf:
+        return f"{things} of any size are exact."
+    if number < 1:
+        return f"{things} of no size are sure to be within {EPSILON}: vacuous."
+    return f"{things} of up to {number:,.0f} {unit} are within {EPSILON} for sure."
+
+
+def _say_whole_bounds(found: Compression, factors: Factors, beside: Difference, run: Run) -> None:
+    """Cohen, Satta & Collins 2013; of trees of the exact grammar alone."""
+    grammar = found.source
+    nu, m = _smallest(grammar), len(grammar.root)
+    length = bounds.covered_length(found.error, nu, m, EPSILON)
+    _keep(run, {"bound_delta": found.error, "bound_nu": nu, "bound_length": length})
+    run.say(
+        f"Bounds (Cohen, Satta & Collins 2013): Delta = {bounds.upwards(found.error)}, "
+        f"nu = {bounds.downwards(nu)}, m = {m:,}. "
+        f"{_covered(length, 'Sums over the trees of sentences', 'words')}"
+    )
+    if found.error <= 1e-6 * float(beside.norm.norm()):  # an exact decomposition, but for rounding
+        tails = bounds.tail_sums(factors) + found.error
+        ranks = sorted({factors.rank * share // 8 for share in (1, 2, 4, 6, 7)} - {0})
+        _keep(run, {f"tail_sum_{rank}": float(tails[rank]) for rank in ranks})
+        text = ", ".join(f"{bounds.upwards(float(tails[rank]))} at {rank:,}" for rank in ranks)
+        run.say(f"Theorem 2: the best approximation of a rank has a Delta of at most {text} terms.")
+
+
+def _smallest(grammar: Grammar) -> float:
+    """The smallest probability of a rule, of any kind."""
+    values = torch.cat([rule_tensor(grammar).values(), grammar.unary.detach()]).double()
+    return float(values[values > 0].min())
+
+
+def _say_sizes(found: Compression, source: Path, target: Path, run: Run) -> None:
+    before, after = (sum(path.stat().st_size for path in folder.iterdir()) for folder in (source, target))
+    run.result |= {"bytes_before": before, "bytes_after": after, "error": found.error}
+    run.say(
+        f"Binary rules: {found.before:,} numbers before, {found.after:,} after. "
+        f"Model folder: {before / 1e6:,.2f} MB before, {after / 1e6:,.2f} MB after."
+    )
+    run.say(f"The model is in {target}.")

@@ -1,0 +1,85 @@
+"""Options that several jobs share: their types, and what they may be. Defaults and comments stand in `conf/shared/`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lvpcfg.errors import InputError, expect, show
+from lvpcfg.options import DECODERS, DTYPE_NAMES
+from lvpcfg.trees.binarisation import Binarisation
+from lvpcfg.trees.signatures import get_signature
+
+
+@dataclass(kw_only=True)
+class DeviceOptions:
+    device: str | None
+    threads: int
+
+    def __post_init__(self) -> None:
+        expect_positive(self, "threads")
+
+
+@dataclass(kw_only=True)
+class ParserOptions(DeviceOptions):
+    decoder: str
+    dtype: str
+    prune: float
+    batch_tokens: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect("decoder", self.decoder, DECODERS)
+        expect("dtype", self.dtype, DTYPE_NAMES)
+        if not 0 <= self.prune < 1:
+            raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
+        expect_positive(self, "batch_tokens")
+
+    def parser(self) -> dict[str, Any]:
+        """What a `Parser` is made with."""
+        return {name: getattr(self, name) for name in ("decoder", "device", "dtype", "prune", "batch_tokens")}
+
+
+@dataclass(kw_only=True)
+class BinarisationOptions:
+    direction: str
+    horizontal: int | float
+    vertical: int
+    unaries: str
+
+    def __post_init__(self) -> None:
+        self.scheme()
+
+    def scheme(self) -> Binarisation:
+        return Binarisation(**vars(self))
+
+
+@dataclass(kw_only=True)
+class TreebankOptions(ParserOptions):
+    """Of jobs that train: how trees become rules, and how dev is parsed."""
+
+    binarisation: BinarisationOptions
+    signature: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        get_signature(self.signature)
+
+
+def expect_positive(options: object, *names: str, prefix: str = "") -> None:
+    for name in names:
+        if getattr(options, name) < 1:
+            raise InputError(f"{prefix}{name} is {getattr(options, name)}: expected 1, 2, ...")
+
+
+def folders(model: object) -> list[str]:
+    """The model folders that the option `model` names: none, one, or a list of them."""
+    named: list[Any] = model if isinstance(model, list) else [] if model is None else [model]
+    if not all(isinstance(name, str) and name for name in named) or model == []:
+        raise InputError(f"model is {show(model)}: expected a folder, or a list of folders, [A,B,C].")
+    return named
+
+
+def one_folder(model: object, job: str) -> str:
+    if not isinstance(model, str):
+        raise InputError(f"job={job} needs one model folder: model=FOLDER, as job=train makes one.")
+    return model
