@@ -84,7 +84,7 @@ def test_one_sweep_is_that_of_tensorly(monkeypatch):
     """The same singular vectors, the same order of the modes, the same equations."""
     tensors = random(1, 5, 6, 4)
     monkeypatch.setattr(module, "NOISE", 1e-12)
-    fit = als(tensors, 3, iterations=1)
+    fit = als(tensors, 3, iterations=1, steps=0)
     peer = parafac(tensors[0].numpy(), 3, n_iter_max=1, init="svd", tol=0)
     assert int(fit.iterations) == 1
     assert torch.allclose(fit.factors.tensor()[0], torch.from_numpy(tensorly.cp_to_tensor(peer)), atol=1e-9)
@@ -192,3 +192,14 @@ def test_what_cannot_be_decomposed():
     with pytest.raises(InputError, match="not finite"):
         als(tensors, 2)
     assert als(tensors[:0], 2).factors.u.shape == (0, 2, 3)
+
+
+def test_terms_that_nearly_cancel_are_found():
+    """Sweeps alone stop at errors from 1e-8 to 3e-7 of the tensors, which are sums of three nearly parallel terms."""
+    parallel = planted(8, 1, 6, 5, 7)
+    apart = planted(8, 3, 6, 5, 7, seed=3)
+    tensors = Factors(parallel.u + 0.3 * apart.u, parallel.v + 0.3 * apart.v, parallel.w + 0.3 * apart.w).tensor()
+    fit, sweeps = als(tensors, 3), als(tensors, 3, steps=0)
+    assert bool((fit.error < 1e-12 * norms(tensors)).all())
+    assert bool((fit.error < sweeps.error).all())
+    assert bool((als(tensors, 3, nonnegative=True).factors.u >= 0).all())

@@ -8,6 +8,13 @@ is the proximal one, (G + e I) U = M + e U_before: along the null space of G it 
 are its fixed points whatever e is. Sweeps over U, V and W start ahead of where the last one ended, by Nesterov's
 momentum, which begins anew for each tensor whose error rose (Mitchell, Ye & De Sterck 2020): a third of the sweeps.
 
+Where terms nearly cancel, sweeps all but stop far above the least error. Damped Gauss-Newton steps over U, V and W at
+once (Levenberg-Marquardt; for CP: Tomasi & Bro 2006) go on from there,
+
+    (J^T J + mu I) d = J^T (T - T^),  J the derivative of T^ by all factors
+
+unless factors are to be non-negative, or there are so many unknowns that more sweeps gain as much in less time.
+
 All is done in float64, where G of nearly parallel terms can still be solved.
 """
 
@@ -24,6 +31,9 @@ from lvpcfg.grammar.kruskal import Factors
 
 STARTS = ("hosvd", "random")
 ROUND = 10  # sweeps between two looks at the errors
+FEW = 5  # and Gauss-Newton steps, which take longer
+DAMPING = 1e-2  # mu at first, times the error
+UNKNOWNS = 128  # rank * (x + y + z) of tensors that Gauss-Newton steps are taken for, at the most
 NOISE = 1e-2  # on singular vectors: a term whose T(v_rho, w_rho) is zero would stay zero for ever
 EPSILON = torch.finfo(torch.float64).eps
 CACHE = 1 << 21  # bytes of tensors that are swept over together on a CPU
@@ -42,19 +52,21 @@ class Fit:
 def als(
     tensors: Tensor,
     rank: int,
-    iterations: int = 200,
-    tolerance: float = 1e-2,
+    iterations: int = 1000,
+    tolerance: float = 1e-3,
     start: str = "hosvd",
     restarts: int = 0,
     nonnegative: bool = False,
     seed: int = 0,
+    steps: int = 100,
     progress: Progress | None = None,
 ) -> Fit:
     """The Kruskal form of each of a batch of tensors, [batch, x, y, z], in their floating-point type.
 
     A tensor is done when ten sweeps take less than a share `tolerance` off its error, or after `iterations` sweeps.
-    The best of `start` and of `restarts` random starts is kept. `progress` is called with the numbers of tensors as
-    they are done, which sum to batch * (restarts + 1).
+    The best of `start` and of `restarts` random starts is kept, and made better by Gauss-Newton steps, up to `steps`,
+    while five of them take such a share off. `progress` is called with the numbers of tensors as they are done by
+    sweeps, which sum to batch * (restarts + 1).
     """
     expect("start", start, STARTS)
     shape = " x ".join(map(str, tensors.shape))
@@ -71,6 +83,8 @@ def als(
         other = problem.descend(problem.start("random", generator), iterations, tolerance, progress)
         better = other.error < best.error
         best = _Descent(*(torch.where(_beside(better, new), new, old) for new, old in zip(other, best, strict=True)))
+    if not nonnegative and rank * sum(tensors.shape[1:]) <= UNKNOWNS:
+        best = problem.finish(best, steps, tolerance)
     return problem.fit(best)
 
 
@@ -141,6 +155,24 @@ class _Problem:
             progress(len(going))
         return _Descent(state.rows, error, sweeps)
 
+    def finish(self, best: _Descent, steps: int, tolerance: float) -> _Descent:
+        """Gauss-Newton steps, round by round, each tensor as long as it gets better."""
+        rows, error, damping = best.rows.clone(), best.error.clone(), DAMPING * best.error
+        unknowns = self.rank * sum(self.sizes)
+        at_once = max(1, (MEMORY >> 4) // (unknowns * unknowns * 8))
+        going = (error > 0).nonzero().squeeze(1)
+        for begin in range(0, steps, FEW):
+            still = []
+            for places in going.split(at_once):
+                scaled, before = self.scaled(places), error[places]
+                state = _Damped(rows[places], before, damping[places])
+                for _ in range(min(FEW, steps - begin)):
+                    state = _gauss_newton(scaled, state)
+                rows[places], error[places], damping[places] = state
+                still.append(places[state.error < (1 - tolerance) * before])
+            going = torch.cat([going[:0], *still])
+        return _Descent(_balanced(*rows.split(self.sizes, 2)), error, best.sweeps)
+
     def fit(self, best: _Descent) -> Fit:
         """Of the tensors as they were given."""
         rows = torch.where(best.rows > EPSILON, best.rows, 0) if self.nonnegative else best.rows
@@ -187,6 +219,67 @@ def _sweep(tensors: Tensor, state: _State, nonnegative: bool) -> _State:
     fell = loss <= state.loss + 100 * EPSILON * loss.abs()
     rows = torch.where(_beside(fell, ahead), torch.cat([u, v, w], 2), state.rows)
     return _State(rows, state.rows, torch.where(fell, following, 1), torch.where(fell, loss, state.loss))
+
+
+class _Damped(NamedTuple):
+    rows: Tensor  # [batch, rank, x + y + z]
+    error: Tensor  # [batch]: ||T - T^||
+    damping: Tensor  # [batch]: mu
+
+
+def _gauss_newton(tensors: Tensor, state: _Damped) -> _Damped:
+    """A step for each tensor that it makes better, and more damping for the others."""
+    sizes = tensors.shape[1:]
+    u, v, w = _even(*state.rows.split(sizes, 2))
+    rows = torch.cat([u, v, w], 2)
+    residual = tensors - Factors(u, v, w).tensor()
+    slope = torch.cat(
+        [
+            torch.einsum("nxyz,nry,nrz->nrx", residual, v, w),
+            torch.einsum("nxyz,nrx,nrz->nry", residual, u, w),
+            torch.einsum("nxyz,nrx,nry->nrz", residual, u, v),
+        ],
+        2,
+    )
+    curvature = _curvature(u, v, w)
+    curvature.diagonal(dim1=1, dim2=2).add_(state.damping.unsqueeze(1))
+    root, failed = torch.linalg.cholesky_ex(curvature)
+    step = torch.cholesky_solve(slope.flatten(1).unsqueeze(2), root).view_as(rows)
+    error = _error(tensors, *(rows + step).split(sizes, 2))
+    fell = (error < state.error) & (failed == 0)
+    return _Damped(
+        torch.where(_beside(fell, rows), rows + step, rows),
+        torch.where(fell, error, state.error),
+        torch.where(fell, state.damping / 5, state.damping * 4),
+    )
+
+
+def _curvature(u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """J^T J, [batch, rank * (x + y + z), the same], from blocks of two modes each.
+
+    One mode: (V V^T * W W^T)_rho,sigma on the diagonal of (i, i). Two, as u_rho,i and v_sigma,j: the derivatives
+    v_rho w_rho at i and u_sigma w_sigma at j meet in (W W^T)_rho,sigma u_sigma,i v_rho,j.
+    """
+    modes, grams = (u, v, w), tuple(map(_gram, (u, v, w)))
+    blocks = []
+    for one in range(3):
+        row = []
+        for other in range(3):
+            if one == other:
+                second, third = (grams[mode] for mode in range(3) if mode != one)
+                identity = torch.eye(modes[one].shape[2], dtype=u.dtype, device=u.device)
+                row.append(torch.einsum("nrs,ij->nrisj", second * third, identity))
+            else:
+                row.append(torch.einsum("nrs,nsi,nrj->nrisj", grams[3 - one - other], modes[one], modes[other]))
+        blocks.append(torch.cat(row, 4))
+    return torch.cat(blocks, 2).flatten(3, 4).flatten(1, 2)
+
+
+def _even(u: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
+    """The same terms with rows of one length in all three."""
+    lengths = [torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min(EPSILON**2) for rows in (u, v, w)]
+    common = (lengths[0] * lengths[1] * lengths[2]) ** (1 / 3)
+    return [rows / length * common for rows, length in zip((u, v, w), lengths, strict=True)]
 
 
 def _least_squares(gram: Tensor, right: Tensor, before: Tensor) -> Tensor:

@@ -43,10 +43,11 @@ class ALSOptions(Options):
     name: str = "als"
     rank: int = 8
     threshold: float = 1e-3
-    iterations: int = 200
-    tolerance: float = 1e-2
+    iterations: int = 1000
+    tolerance: float = 1e-3
     start: str = "hosvd"
     restarts: int = 0
+    steps: int = 100
     nonnegative: bool = False
 
 
@@ -237,6 +238,7 @@ def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Pr
             options.restarts,
             options.nonnegative,
             seed,
+            options.steps,
             advance,
         )
         for into, found in zip(vars(factors).values(), vars(fit.factors).values(), strict=True):

