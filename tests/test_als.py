@@ -195,7 +195,7 @@ def test_what_cannot_be_decomposed():
 
 
 def test_terms_that_nearly_cancel_are_found():
-    """Sweeps alone stop at errors from 1e-9 to 1e-6 of the tensors, which are sums of three nearly parallel terms."""
+    """Sweeps alone stop at errors from 1e-8 to 3e-7 of the tensors, which are sums of three nearly parallel terms."""
     parallel = planted(8, 1, 6, 5, 7)
     apart = planted(8, 3, 6, 5, 7, seed=3)
     tensors = Factors(parallel.u + 0.3 * apart.u, parallel.v + 0.3 * apart.v, parallel.w + 0.3 * apart.w).tensor()
