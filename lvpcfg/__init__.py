@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg import distributions as distributions
+    from lvpcfg import nn as nn
     from lvpcfg.decompose.compress import compress as compress
     from lvpcfg.errors import InputError as InputError
     from lvpcfg.estimate.train import train as train
@@ -44,6 +45,7 @@ _MODULES = {  # that the names are in
     "debinarise": "trees.binarise",
     "distributions": "distributions",
     "evaluate": "evaluation.evalb",
+    "nn": "nn",
     "normalise": "trees.normalise",
     "read_berkeley": "grammar.berkeley",
     "read_conllu": "trees.conllu",

@@ -28,6 +28,7 @@ from lvpcfg.chart.sample import Sampler
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
+from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP, normalise
 from lvpcfg.trees.walk import is_preterminal
 
@@ -250,40 +251,50 @@ class ModelTrees(TreeDistribution):
     """The trees of some sentences, of any lengths, under a model."""
 
     def __init__(self, model: Model, sentences: Sequence[Sequence[str]]) -> None:
-        if not sentences or not all(sentences):
-            raise InputError("a distribution over trees needs sentences of a word or more.")
         grammar = model.grammar
-        longest = max(map(len, sentences))
-        entries = [[*model.lexicon.encode(words), *[0] * (longest - len(words))] for words in sentences]
-        device = grammar.root.device
-        leaf = grammar.lexical.lookup(torch.tensor(entries, device=device)).transpose(0, 1)
-        lengths = torch.tensor([len(words) for words in sentences], device=device)
-        self.model, mixed = model, bool((lengths != longest).any())
-        super().__init__(form(grammar), leaf, lengths if mixed else None, grammar.symbol_of_state.tolist())
+        entries, lengths = encoded(model.lexicon, sentences, grammar.root.device)
+        leaf = grammar.lexical.lookup(entries).transpose(0, 1)
+        self.model = model
+        super().__init__(form(grammar), leaf, lengths, grammar.symbol_of_state.tolist())
 
     def skeletal(self, tree: Tree) -> Skeletal:
         """A treebank tree as the skeletal tree that this model gives a probability to."""
-        symbols, nodes = self.model.grammar.symbols, []
-        inner = {name: i for i, name in enumerate(symbols.interminals)}
-        outer = {name: len(inner) + i for i, name in enumerate(symbols.preterminals)}
+        return skeletal(self.model, tree)
 
-        def number(node: Tree) -> int:
-            names = outer if is_preterminal(node) else inner
-            if node.label() not in names:
-                raise InputError(f"the model has no symbol {node.label()!r}.")
-            return names[node.label()]
 
-        top = binarise(normalise(tree), self.model.binarisation)
-        # TOP over one child is no symbol, unless the grammar has unary rules for it, as one of Berkeley's does.
-        above = len(top) > 1 or inner.get(TOP) in self.model.grammar.unary_rules[:, 0].tolist()
-        waiting = [(0, top if above else top[0])]
-        while waiting:
-            start, node = waiting.pop()
-            width, bottom = len(node.leaves()), node
-            while len(bottom) == 1 and not is_preterminal(bottom):
-                bottom = bottom[0]
-            split = 0 if is_preterminal(bottom) else len(bottom[0].leaves())
-            nodes.append(Node(start, width, number(node), number(bottom), split))
-            if split:
-                waiting += [(start + split, bottom[1]), (start, bottom[0])]
-        return Skeletal(tuple(nodes))
+def encoded(lexicon: Lexicon, sentences: Sequence[Sequence[str]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The entries of words, [batch, length], and the lengths of sentences, [batch], if they differ."""
+    if not sentences or not all(sentences):
+        raise InputError("a distribution over trees needs sentences of a word or more.")
+    lengths = [len(words) for words in sentences]
+    entries = [[*lexicon.encode(words), *[0] * (max(lengths) - len(words))] for words in sentences]
+    mixed = len(set(lengths)) > 1
+    return torch.tensor(entries, device=device), torch.tensor(lengths, device=device) if mixed else None
+
+
+def skeletal(model: Model, tree: Tree) -> Skeletal:
+    """A treebank tree as the skeletal tree that a model gives a probability to."""
+    symbols, nodes = model.grammar.symbols, []
+    inner = {name: i for i, name in enumerate(symbols.interminals)}
+    outer = {name: len(inner) + i for i, name in enumerate(symbols.preterminals)}
+
+    def number(node: Tree) -> int:
+        names = outer if is_preterminal(node) else inner
+        if node.label() not in names:
+            raise InputError(f"the model has no symbol {node.label()!r}.")
+        return names[node.label()]
+
+    top = binarise(normalise(tree), model.binarisation)
+    # TOP over one child is no symbol, unless the grammar has unary rules for it, as one of Berkeley's does.
+    above = len(top) > 1 or inner.get(TOP) in model.grammar.unary_rules[:, 0].tolist()
+    waiting = [(0, top if above else top[0])]
+    while waiting:
+        start, node = waiting.pop()
+        width, bottom = len(node.leaves()), node
+        while len(bottom) == 1 and not is_preterminal(bottom):
+            bottom = bottom[0]
+        split = 0 if is_preterminal(bottom) else len(bottom[0].leaves())
+        nodes.append(Node(start, width, number(node), number(bottom), split))
+        if split:
+            waiting += [(start + split, bottom[1]), (start, bottom[0])]
+    return Skeletal(tuple(nodes))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Block, Whole
-from lvpcfg.chart.forms import Dense, RuleTensors, quarters
+from lvpcfg.chart.forms import AnyForm, Dense, RuleTensors, quarters
 from lvpcfg.chart.kruskal import Kruskal
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rules import within_padding
@@ -93,14 +93,22 @@ def exact(grammar: Grammar) -> RuleTensors:
     return with_parameters(RuleTensors(grammar.root, None, None, (), interminals, tuple(blocks), padded), grammar)
 
 
-def with_parameters(form: RuleTensors, grammar: Grammar) -> RuleTensors:
-    """The same rules with the parameters of `grammar`, differentiable by them."""
+def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
+    """The same rules with the parameters of `grammar`, differentiable by them.
+
+    A CP form loses its rules: they would have to be written out again.
+    """
+    closure, promotion = unary_closure(grammar)
+    changed = replace(form, root=grammar.root, closure=closure, promotion=promotion)
+    if isinstance(changed, Kruskal):
+        binary = grammar.binary.for_charts()
+        assert isinstance(binary, WholeCP)
+        return replace(changed, weights=_weights(binary.u, binary.v, binary.w), source=None)
+    assert isinstance(changed, RuleTensors)
     values = grammar.binary.written_out().values
     flat = torch.cat([values, values.new_zeros(1)])
-    places = [block.places for block in form.blocks if block.places is not None]
-    weights = tuple(flat.index_select(0, place.flatten()).view(place.shape) for place in places)
-    closure, promotion = unary_closure(grammar)
-    return replace(form, root=grammar.root, closure=closure, promotion=promotion, weights=weights)
+    places = [block.places for block in changed.blocks if block.places is not None]
+    return replace(changed, weights=tuple(flat.index_select(0, place.flatten()).view(place.shape) for place in places))
 
 
 def _rounded(m: Tensor) -> Tensor:
@@ -163,8 +171,13 @@ def kruskal(
         order = kind.argsort(stable=True)
         u, v, w = u[order], v[order], w[order]
         any_kind, after, before, words = torch.bincount(kind, minlength=4).tolist()
-    halves = zip(*(factor.split([inner, factor.shape[1] - inner], 1) for factor in (v, w)), strict=True)
     closure, promotion = (None, None) if source is None else unary_closure(source)
-    weights = (u, *(torch.cat(half).T for half in halves))  # [states, 2 rank]
     rules = None if source is None else exact(source)
-    return Kruskal(root, closure, promotion, weights, inner, rules, (any_kind, after, before, words))
+    return Kruskal(root, closure, promotion, _weights(u, v, w), inner, rules, (any_kind, after, before, words))
+
+
+def _weights(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, and V beside W over interminals and over preterminals, each [states, 2 rank]."""
+    sizes = [u.shape[1], v.shape[1] - u.shape[1]]
+    phrases, tags = (torch.cat(half).T for half in zip(v.split(sizes, 1), w.split(sizes, 1), strict=True))
+    return u, phrases, tags

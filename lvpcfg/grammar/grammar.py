@@ -68,14 +68,17 @@ class Grammar:
         begin, end = self.unary_starts[rule : rule + 2].tolist()
         return self.unary[begin:end].view(*self.states[self.unary_rules[rule]].tolist())
 
-    def unary_matrix(self) -> Tensor:
-        """R of all unary rules as one matrix, [interminal states, states]."""
-        m, inner, states = self.states, self.interminal_states, len(self.root)
-        a, b = self.unary_rules.unbind(1)
+    def unary_states(self) -> tuple[Tensor, Tensor]:
+        """The parent state and the child state of each number of `unary`, [numbers] each."""
+        m, (a, b) = self.states, self.unary_rules.unbind(1)
         rule = torch.repeat_interleave(m[a] * m[b], output_size=len(self.unary))
         within = torch.arange(len(self.unary), device=m.device) - self.unary_starts[rule]
-        parent = self.first_state[a[rule]] + within // m[b[rule]]
-        child = self.first_state[b[rule]] + within % m[b[rule]]
+        return self.first_state[a[rule]] + within // m[b[rule]], self.first_state[b[rule]] + within % m[b[rule]]
+
+    def unary_matrix(self) -> Tensor:
+        """R of all unary rules as one matrix, [interminal states, states]."""
+        inner, states = self.interminal_states, len(self.root)
+        parent, child = self.unary_states()
         return (
             self.unary.new_zeros(inner * states).index_add(0, parent * states + child, self.unary).view(inner, states)
         )

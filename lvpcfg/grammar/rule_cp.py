@@ -1,6 +1,5 @@
 """Binary rules of which some are in CP form, each for itself (Cohen & Collins 2012)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
-from lvpcfg.grammar.rules import BinaryRules, Reader, end_to_end, padded, representation, similar
+from lvpcfg.grammar.rules import BinaryRules, Reader, representation, similar, starts_of, within_padding
 
 
 @representation
@@ -26,6 +25,7 @@ class RuleCP(BinaryRules):
 
     name: ClassVar[str] = "rule_cp"
     parameters: ClassVar[tuple[str, ...]] = ("values", "u", "v", "w")
+    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "is_cp", "places", "parent_states")
 
     @property
     def factors(self) -> Factors:
@@ -46,18 +46,31 @@ class RuleCP(BinaryRules):
         """The rules that are tensors."""
         return RuleTensors(self.state_counts, self.interminals, self.rules[~self.is_cp], self.values)
 
+    @cached_property
+    def places(self) -> tuple[int, Tensor, list[tuple[Tensor, list[int], Tensor]]]:
+        """How rules are written out, all T end to end.
+
+        The number of numbers, where those of `values` go, and for groups of similar rules in CP form: which they are,
+        the shape they are padded to, and where their numbers go, [some, x, y, z].
+        """
+        sizes = self.states[self.rules]
+        volume = sizes.prod(1)
+        starts, total = starts_of(volume), int(volume.sum())
+        exact = torch.repeat_interleave(~self.is_cp, volume).nonzero().squeeze(1)
+        groups = []
+        for some, shape in similar(sizes[self.cp_rules]):
+            rules = self.cp_rules[some]
+            groups.append((some, shape, within_padding(starts[rules], sizes[rules], shape, total)))
+        return total, exact, groups
+
     def written_out(self) -> RuleTensors:
-        exact = (~self.is_cp).nonzero().squeeze(1)
-
-        def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-            for some, tensors in padded(self.states, self.exact.rules, self.exact.starts, self.values):
-                yield exact[some], tensors
-            for some, (x, y, z) in similar(self.states[self.rules[self.cp_rules]]):
-                u, v, w = (factor[some] for factor in (self.u, self.v, self.w))
-                yield self.cp_rules[some], Factors(u[..., :x], v[..., :y], w[..., :z]).tensor()
-
-        values = end_to_end(pieces(), self.states[self.rules], self.values)
-        return RuleTensors(self.state_counts, self.interminals, self.rules, values)
+        total, exact, groups = self.places
+        values = self.values.new_zeros(total + 1).index_copy(0, exact, self.values)  # the last takes the padding
+        for some, (x, y, z), place in groups:
+            u, v, w = (factor.index_select(0, some) for factor in (self.u, self.v, self.w))
+            tensors = Factors(u[..., :x], v[..., :y], w[..., :z]).tensor()
+            values = values.index_copy(0, place.flatten(), tensors.flatten())
+        return RuleTensors(self.state_counts, self.interminals, self.rules, values[:-1])
 
     def tensor(self, rule: int) -> Tensor:
         if not bool(self.is_cp[rule]):
@@ -65,6 +78,19 @@ class RuleCP(BinaryRules):
         place = int(self.is_cp[:rule].sum())
         x, y, z = self.states[self.rules[rule]].tolist()
         return Factors(self.u[place, :, :x], self.v[place, :, :y], self.w[place, :, :z]).tensor()
+
+    @cached_property
+    def parent_states(self) -> Tensor:
+        """[some, widest]: the (a, h) that each column of U belongs to; those that a symbol lacks have some other."""
+        state = self.first_state[self.rules[self.cp_rules, 0]].unsqueeze(1) + torch.arange(
+            self.u.shape[2], device=self.rules.device
+        )
+        return state.clamp_max(self.interminal_states - 1)
+
+    def scaled(self, factor: Tensor) -> "RuleCP":
+        return self.with_tensors(
+            {"values": self.exact.scaled(factor).values, "u": self.u * factor[self.parent_states].unsqueeze(1)}
+        )
 
     def for_forests(self) -> "RuleCP":
         return self

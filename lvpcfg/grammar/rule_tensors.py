@@ -20,6 +20,7 @@ class RuleTensors(BinaryRules):
 
     name: ClassVar[str] = "tensors"
     parameters: ClassVar[tuple[str, ...]] = ("values",)
+    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "starts", "parent_states")
     compressed: ClassVar[bool] = False
 
     @cached_property
@@ -35,13 +36,20 @@ class RuleTensors(BinaryRules):
         begin, end = self.starts[rule : rule + 2].tolist()
         return self.values[begin:end].view(*self.states[self.rules[rule]].tolist())
 
-    def row_sums(self) -> Tensor:
+    @cached_property
+    def parent_states(self) -> Tensor:
+        """[values]: the (a, h) that each number is a probability of."""
         sizes = self.states[self.rules].prod(1)
         rule = torch.repeat_interleave(sizes, output_size=len(self.values))
         within = torch.arange(len(self.values), device=rule.device) - self.starts[rule]
         parents = self.rules[:, 0]
-        state = self.first_state[parents[rule]] + within // (sizes // self.states[parents])[rule]
-        return self.values.new_zeros(sum(self.state_counts)).index_add(0, state, self.values)
+        return self.first_state[parents[rule]] + within // (sizes // self.states[parents])[rule]
+
+    def row_sums(self) -> Tensor:
+        return self.values.new_zeros(sum(self.state_counts)).index_add(0, self.parent_states, self.values)
+
+    def scaled(self, factor: Tensor) -> "RuleTensors":
+        return self.with_tensors({"values": self.values * factor[self.parent_states]})
 
     def transformed(self, state_counts: tuple[int, ...], parent: Tensor, child: Tensor) -> "RuleTensors":
         def pieces() -> Iterator[tuple[Tensor, Tensor]]:

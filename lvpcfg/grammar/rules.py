@@ -51,6 +51,7 @@ class BinaryRules(ABC):
 
     name: ClassVar[str]  # in model folders
     parameters: ClassVar[tuple[str, ...]]  # the fields that hold its numbers
+    structure: ClassVar[tuple[str, ...]] = ("states", "first_state", "child_types")  # cached, and free of numbers
 
     # Its numbers
 
@@ -60,8 +61,13 @@ class BinaryRules(ABC):
         return {name: getattr(self, name) for name in self.parameters}
 
     def with_tensors(self: "Self", tensors: Mapping[str, Tensor]) -> "Self":
-        """The same rules with other numbers; differentiable by them in all that follows."""
-        return replace(self, **dict[str, Any](tensors))
+        """The same rules with other numbers; differentiable by them in all that follows.
+
+        What was found out about the rules, whatever their numbers, is kept.
+        """
+        new = replace(self, **dict[str, Any](tensors))
+        new.__dict__.update({name: found for name, found in vars(self).items() if name in self.structure})
+        return new
 
     def saved(self) -> dict[str, Tensor]:
         """What goes into a model folder: its numbers, and which rules they belong to."""
@@ -90,7 +96,7 @@ class BinaryRules(ABC):
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
         tensors = {"rules": self.rules} | self.saved()
-        return self.with_tensors({name: moved(tensor) for name, tensor in tensors.items()})
+        return replace(self, **dict[str, Any]({name: moved(tensor) for name, tensor in tensors.items()}))
 
     # Its tensors written out
 
@@ -148,6 +154,10 @@ class BinaryRules(ABC):
         `state_counts` is how many there are then; `parent` and `child`, [symbols, m, m'], hold P and C of each
         symbol, with zeros behind.
         """
+
+    @abstractmethod
+    def scaled(self, factor: Tensor) -> "BinaryRules":
+        """Every T with its parent states multiplied by `factor` [interminal states]."""
 
     # Loading
 

@@ -93,6 +93,9 @@ class WholeCP(BinaryRules):
         sums = (self.v.sum(1) * self.w.sum(1)) @ self.u
         return torch.nn.functional.pad(sums, (0, self.v.shape[1] - len(sums)))
 
+    def scaled(self, factor: Tensor) -> "WholeCP":
+        return self.with_tensors({"u": self.u * factor})
+
     def transformed(self, state_counts: tuple[int, ...], parent: Tensor, child: Tensor) -> "WholeCP":
         sizes = [*zip(self.state_counts, state_counts, strict=True)]
         p, c = (
