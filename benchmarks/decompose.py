@@ -26,16 +26,16 @@ from rich.table import Table
 from torch import Tensor
 
 from lvpcfg import InputError, debinarise, evaluate, normalise, read_berkeley, read_trees
-from lvpcfg.chart.build import dense, exact, kruskal
-from lvpcfg.chart.decode import PRODUCT, Skeleton, SymbolChart, SymbolMap
-from lvpcfg.chart.inside import AnyRules
-from lvpcfg.chart.partition import Problem, Solution, log_partition, solve_outside
+from lvpcfg.chart.decode.decode import PRODUCT, Skeleton, SymbolChart, SymbolMap
+from lvpcfg.chart.fast.build import cp_form, dense, exact
+from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.fast.partition import Problem, Solution, log_partition, solve_outside
 from lvpcfg.decompose.apr import conditional, expected_counts
-from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.decompose.child_types import apr_by_child_types, cover_by_child_types
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.walk import words
 
@@ -71,7 +71,7 @@ def random_form(inner: int, outer: int, rank: int, scale: float = 1.0, dtype: to
     root = draw(1, states).detach().squeeze(0).requires_grad_()
     if not rank:
         return dense(root, draw(inner, states, states))
-    return kruskal(
+    return cp_form(
         root, draw(inner, rank).detach().T.contiguous().requires_grad_(), draw(rank, states), draw(rank, states)
     )
 
@@ -183,12 +183,12 @@ def batches(lengths: Sequence[int], near: int) -> list[list[int]]:
 def make_forms(model: Model, grammar: Grammar, rank: int) -> dict[str, AnyRules]:
     def form(factors: Factors) -> AnyRules:
         u, v, w = (factor.to(grammar.binary.dtype) for factor in vars(factors).values())
-        return kruskal(grammar.root, u, v, w, grammar, by_kind=True)
+        return cp_form(grammar.root, u, v, w, grammar, by_child_types=True)
 
     counts = expected_counts(model.grammar)
-    fit = apr_by_kind(counts, rank)
+    fit = apr_by_child_types(counts, rank)
     fitted = conditional(fit.factors, expected_states(model.grammar)[: counts.shape[0]].double())
-    covered = cover_by_kind(rule_tensor(grammar))
+    covered = cover_by_child_types(rule_tensor(grammar))
     return {
         RULES: exact(grammar),
         f"cover, r={covered.rank}": form(covered),

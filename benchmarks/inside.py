@@ -29,10 +29,10 @@ from rich.table import Table
 from torch_struct import SentCFG as PeerCFG
 
 from lvpcfg import debinarise, evaluate, normalise, read_berkeley, read_trees
-from lvpcfg.chart.build import dense, exact, kruskal
-from lvpcfg.chart.decode import PRODUCT, SymbolChart, SymbolMap
-from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import Problem, log_partition, solve
+from lvpcfg.chart.decode.decode import PRODUCT, SymbolChart, SymbolMap
+from lvpcfg.chart.fast.build import cp_form, dense, exact
+from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.fast.partition import Problem, log_partition, solve
 from lvpcfg.trees.walk import words
 
 
@@ -70,7 +70,7 @@ class Setting:
         tensors = [torch.rand(shape).requires_grad_() for shape in shapes]
 
         def run() -> None:
-            form = kruskal(root, *tensors) if self.rank else dense(root, *tensors)
+            form = cp_form(root, *tensors) if self.rank else dense(root, *tensors)
             torch.autograd.grad(log_partition(form, leaf)[0].sum(), [leaf, root, *tensors])
 
         return run

@@ -2,7 +2,7 @@
 
     log p(tree | sentence) = log weight(tree) - log Z
 
-Argmax, topk, sample, entropy and kl are over derivations: skeletal trees with their states and, in a Kruskal form,
+Argmax, topk, sample, entropy and kl are over derivations: skeletal trees with their states and, in a CP form,
 a rank index at every binary node (over skeletal trees they are intractable). With unary rules a derivation has a
 top and a bottom state for each span, and what happens between them, any number of unary rules or none, is one
 step of it. `log_prob` takes derivations or skeletal trees.
@@ -15,16 +15,16 @@ import torch
 from nltk.tree import Tree
 from torch import Tensor
 
-from lvpcfg.chart.algebra import MAX, Expectation, Log, Sample, require_nonnegative, safe_log
-from lvpcfg.chart.best import Best
-from lvpcfg.chart.build import dense, form
-from lvpcfg.chart.decode import Derivation, Node, Skeletal, derivations, only
-from lvpcfg.chart.inside import AnyRules, Chart
-from lvpcfg.chart.kruskal import Kruskal
-from lvpcfg.chart.marginals import Marginals, marginals
-from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import LOGARITHMIC, Problem, log_partition, solve, total
-from lvpcfg.chart.sample import Sampler
+from lvpcfg.chart.decode.best import Best
+from lvpcfg.chart.decode.decode import Derivation, Node, Skeletal, derivations, only
+from lvpcfg.chart.fast.algebra import MAX, Expectation, Log, Sample, require_nonnegative, safe_log
+from lvpcfg.chart.fast.build import dense, form
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.inside import AnyRules, Chart
+from lvpcfg.chart.fast.marginals import Marginals, marginals
+from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, log_partition, solve, total
+from lvpcfg.chart.fast.sample import Sampler
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
@@ -89,7 +89,7 @@ class TreeDistribution:
         """Derivations drawn at random, independently, as many as asked for of each sentence."""
         _expect_number("sample", samples)
         require_nonnegative(self._everything(), "sample")
-        form = self._plain.unsorted if isinstance(self._plain, Kruskal) else self._plain
+        form = self._plain.unsorted if isinstance(self._plain, CPForm) else self._plain
         problem = Problem(form.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
         drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
         with torch.no_grad():
@@ -140,7 +140,7 @@ class TreeDistribution:
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
             )
-        if isinstance(self.form, Kruskal) and any(isinstance(tree, Derivation) for tree in trees):
+        if isinstance(self.form, CPForm) and any(isinstance(tree, Derivation) for tree in trees):
             weight = torch.stack([self._weight(tree.nodes, sentence) for sentence, tree in enumerate(trees)])
         else:
             weight, _ = log_partition(self.form, self.leaf, self.lengths, only(trees, self.symbol, self.leaf))
@@ -179,7 +179,7 @@ class TreeDistribution:
         return log_z, expected
 
     def _weight(self, nodes: Sequence[Node], sentence: int) -> Tensor:
-        """log of the product of the factors that a derivation of a Kruskal form uses."""
+        """log of the product of the factors that a derivation of a CP form uses."""
         u, inner, outer = self.form.weights
         both = torch.cat([inner, outer])  # [states, 2 rank]
         rank = len(u)

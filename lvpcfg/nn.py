@@ -20,7 +20,7 @@ import torch
 from nltk.tree import Tree
 from torch import Tensor, nn
 
-from lvpcfg.chart.build import form, with_parameters
+from lvpcfg.chart.fast.build import form, with_parameters
 from lvpcfg.distributions import TreeDistribution, encoded, skeletal
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.grammar import Grammar
@@ -38,7 +38,8 @@ class GrammarLayer(nn.Module):
         grammar = model.grammar
         if parametrisation != VALUES and grammar.signed:
             raise InputError(
-                f"parametrisation is {show(parametrisation)}, and the model has negative parameters: expected {VALUES!r}."
+                f"parametrisation is {show(parametrisation)}, and the model has negative parameters: "
+                f"expected {VALUES!r}."
             )
         self.parametrisation, self.model = parametrisation, model
 

@@ -12,9 +12,9 @@ from nltk.tree import Tree
 from torch import Tensor
 from tqdm import tqdm
 
-from lvpcfg.chart.build import form
-from lvpcfg.chart.coarse_to_fine import CoarseToFine
-from lvpcfg.chart.decode import (
+from lvpcfg.chart.decode.chains import Chains
+from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
+from lvpcfg.chart.decode.decode import (
     Node,
     Skeletal,
     Skeleton,
@@ -24,11 +24,11 @@ from lvpcfg.chart.decode import (
     free_recall,
     only,
 )
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import AnyRules
-from lvpcfg.chart.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
+from lvpcfg.chart.fast.build import form
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
 from lvpcfg.chart.stages import Stages
-from lvpcfg.chart.unary import Chains
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.errors import InputError, expect, is_out_of_memory, show
 from lvpcfg.files import PathLike
@@ -216,7 +216,7 @@ class Parser(ParserI):  # type: ignore[misc]
 
     def _batch(self, length: int) -> int:
         """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
-        rules = self._form if isinstance(self._form, RuleTensors) else self._form.source
+        rules = self._form if isinstance(self._form, TensorForm) else self._form.source
         blocks = () if rules is None else rules.blocks
         inner = sum(len(block.rules) for block in blocks if block.kind == "inner")
         lanes = self._form.lanes + max((block.shape[1] for block in blocks), default=0)
@@ -302,7 +302,7 @@ class Parser(ParserI):  # type: ignore[misc]
     @property
     def times(self) -> dict[str, float]:
         """Seconds spent so far, by stage: fine (inside-outside) and decode; where charts are pruned, before them
-        coarse, gather (what is left), between (grammars with few states) and plan (how to compute the fine one)."""
+        coarse, gather (what is left), middle (grammars with few states) and plan (how to compute the fine one)."""
         return dict(self._stages.seconds)
 
     @cached_property

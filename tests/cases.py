@@ -8,9 +8,9 @@ import torch
 from enumeration import Dense, derivations, total
 from torch import Tensor
 
-from lvpcfg.chart.build import dense, exact, kruskal
-from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, Node
-from lvpcfg.chart.inside import AnyRules
+from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM, Node
+from lvpcfg.chart.fast.build import cp_form, dense, exact
+from lvpcfg.chart.fast.inside import AnyRules
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.trees.lexicon import LexicalTable
@@ -101,7 +101,7 @@ def make(name: str, signed: bool = False, seed: int = 1) -> Case:
         if name == "kruskal by kind":
             u, v, w = one_of_each_kind(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        form = kruskal(root, u, v, w, by_kind=name == "kruskal by kind")
+        form = cp_form(root, u, v, w, by_child_types=name == "kruskal by kind")
         return Case(form, Dense(root, full, None), list(range(5)), None)
     if name in ("kruskal, unary", "kruskal by kind, unary"):
         case = make("rule list, unary", signed, seed)
@@ -112,7 +112,7 @@ def make(name: str, signed: bool = False, seed: int = 1) -> Case:
         if name == "kruskal by kind, unary":
             u, v, w = one_of_each_kind(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        form = kruskal(grammar.root, u, v, w, grammar, by_kind=name == "kruskal by kind, unary")
+        form = cp_form(grammar.root, u, v, w, grammar, by_child_types=name == "kruskal by kind, unary")
         return Case(form, replace(case.full, rules=full), case.symbol, grammar)
     raise ValueError(name)
 

@@ -11,7 +11,7 @@ from test_placement import Placed, tensors_in
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lvpcfg.chart import outside
+from lvpcfg.chart.fast import outside
 from lvpcfg.decompose.als import als
 
 DEVICE = "cuda:0"

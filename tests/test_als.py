@@ -13,7 +13,7 @@ from torch import Tensor
 from lvpcfg import InputError
 from lvpcfg.decompose import als as module
 from lvpcfg.decompose.als import als
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from lvpcfg import InputError, read_berkeley
 from lvpcfg.decompose import apr as module
 from lvpcfg.decompose.apr import apr, apr_from, conditional, expected_counts, random_start
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.grammar.expectations import expected_states, rewrites, spectral_radius
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.whole_cp import WholeCP
 
 INNER = 5  # interminal states of the grammar below

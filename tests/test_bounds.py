@@ -31,10 +31,10 @@ from lvpcfg.decompose.bounds import (
     upwards,
 )
 from lvpcfg.decompose.cover import cover
+from lvpcfg.decompose.dense import block_errors
 from lvpcfg.decompose.svd import slice_svd
-from lvpcfg.decompose.whole import block_errors
 from lvpcfg.grammar.expectations import rewrites
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 # S and A are phrases, N and V words.
 RULES = torch.tensor([(0, 1, 2), (0, 0, 1), (0, 2, 3), (1, 2, 3), (1, 3, 0), (1, 1, 1), (0, 3, 2)])

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from nltk.parse.pchart import InsideChartParser
 from nltk.parse.viterbi import ViterbiParser
 
-from lvpcfg.chart import algebra, build, decode, potentials
-from lvpcfg.chart.blocks import Block
-from lvpcfg.chart.build import dense, exact, kruskal
-from lvpcfg.chart.decode import (
+from lvpcfg.chart.decode import decode
+from lvpcfg.chart.decode.decode import (
     FREE,
     PRODUCT,
     RECALL,
@@ -31,11 +29,14 @@ from lvpcfg.chart.decode import (
     best_derivations,
     free_recall,
 )
-from lvpcfg.chart.inside import Allowed, Chart
-from lvpcfg.chart.kruskal import RankSpace
-from lvpcfg.chart.marginals import anchored, by_symbol, marginals
-from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import (
+from lvpcfg.chart.fast import algebra, build, potentials
+from lvpcfg.chart.fast.blocks import Block
+from lvpcfg.chart.fast.build import cp_form, dense, exact
+from lvpcfg.chart.fast.cp import RankSpace
+from lvpcfg.chart.fast.inside import Allowed, Chart
+from lvpcfg.chart.fast.marginals import anchored, by_symbol, marginals
+from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.fast.partition import (
     LOGARITHMIC,
     NARROW,
     WIDE,
@@ -238,7 +239,7 @@ def test_log_z_alone_may_stay_in_rank_space(name, signed, dtype):
 
 def test_more_terms_than_states_do_not_stay_in_rank_space():
     u, v, w = torch.rand(7, 3), torch.rand(7, 5), torch.rand(7, 5)
-    form = kruskal(torch.rand(5), u, v, w)
+    form = cp_form(torch.rand(5), u, v, w)
     assert form.for_log_z is form
 
 
@@ -600,7 +601,7 @@ def change_of_basis(case: Case, leaf: torch.Tensor, seed: int) -> tuple[Case, to
     if case.form.projects:
         u, *sides = case.form.weights
         v, w = torch.cat(sides).T.chunk(2)
-        form = kruskal(root, u @ g[:inner, :inner].T, v @ back, w @ back, grammar)
+        form = cp_form(root, u @ g[:inner, :inner].T, v @ back, w @ back, grammar)
     elif grammar is None:
         rules = torch.einsum("ix,xyz,yj,zk->ijk", g[:inner, :inner], case.full.rules[0], back, back)
         form = dense(root, rules)
@@ -680,16 +681,16 @@ class TestChangeOfBasis:
 
     @pytest.mark.parametrize("fault", ["squared", "swapped"])
     def test_shows_a_broken_outside_pass(self, fault, monkeypatch):
-        undo = Block.undo
+        backward = Block.backward
 
         def broken(self, one, two, weights, gradient, into, add):
             if fault == "squared":
                 two = two * two
             elif self.kind == "inner":
                 into = (into[1], into[0])
-            undo(self, one, two, weights, gradient, into, add)
+            backward(self, one, two, weights, gradient, into, add)
 
-        monkeypatch.setattr(Block, "undo", broken)
+        monkeypatch.setattr(Block, "backward", broken)
         case = make("rule tensors, unary")
         leaf = case.leaf(5, 2)
         pairs = zip(invariants(case, leaf), invariants(*change_of_basis(case, leaf, 0)), strict=True)
@@ -715,7 +716,7 @@ def as_kruskal(case: Case) -> Case:
     places = full.nonzero()
     one_hot = [torch.nn.functional.one_hot(places[:, i], full.shape[i]).to(F64) for i in range(3)]
     u = one_hot[0] * full[tuple(places.T)].unsqueeze(1)
-    return replace(case, form=kruskal(case.full.root, u, *one_hot[1:], case.grammar))
+    return replace(case, form=cp_form(case.full.root, u, *one_hot[1:], case.grammar))
 
 
 class TestDecoders:

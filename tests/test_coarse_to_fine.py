@@ -10,9 +10,9 @@ from nltk.tree import Tree
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, compress, corpus, train
-from lvpcfg.chart import coarse_to_fine, forest
-from lvpcfg.chart.coarse_to_fine import CoarseToFine, Fine
-from lvpcfg.chart.decode import (
+from lvpcfg.chart.decode import coarse_to_fine
+from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine
+from lvpcfg.chart.decode.decode import (
     DECODERS,
     FREE,
     PRODUCT,
@@ -24,10 +24,11 @@ from lvpcfg.chart.decode import (
     best_derivations,
     free_recall,
 )
-from lvpcfg.chart.forest import Forest, Plan, log_likelihood
-from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import log_partition
+from lvpcfg.chart.fast.inside import Chart
+from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.fast.partition import log_partition
+from lvpcfg.chart.forest import forest
+from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
 from lvpcfg.decompose.coarse import covered, with_coarse
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
@@ -170,7 +171,7 @@ def test_a_grammar_with_few_states_in_between_loses_nothing_at_low_thresholds():
     pruned, exhaustive = (Parser(model, PRODUCT, "cpu", "float64", prune) for prune in (1e-12, 0))
     for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
         assert (one.tree, one.log_prob) == (two.tree, pytest.approx(two.log_prob, rel=1e-9))
-    assert len(pruned._coarse_to_fine.between) == 1
+    assert len(pruned._coarse_to_fine.middle) == 1
 
 
 def test_a_forest_with_fewer_edges_has_fewer_nodes():

@@ -76,7 +76,8 @@ def test_the_public_names():
     """They are found, they are listed, and type checkers see the same ones."""
     for name in lvpcfg.__all__:
         value = getattr(lvpcfg, name)
-        assert value is getattr(sys.modules[f"lvpcfg.{lvpcfg._MODULES[name]}"], name, value)
+        module = sys.modules[f"lvpcfg.{lvpcfg._MODULES[name]}"]
+        assert value is (module if lvpcfg._MODULES[name] == name else getattr(module, name))
     assert set(lvpcfg.__all__) <= set(dir(lvpcfg))
     (block,) = (node for node in ast.parse(inspect.getsource(lvpcfg)).body if ast.unparse(node).startswith("if TYPE"))
     seen = {alias.asname: node.module for node in block.body for alias in node.names}

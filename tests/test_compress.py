@@ -12,14 +12,14 @@ from strategies import random_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
-from lvpcfg.chart.build import exact as form
-from lvpcfg.chart.partition import log_partition
+from lvpcfg.chart.fast.build import exact as form
+from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import KINDS, decompose
+from lvpcfg.decompose.dense import difference, divergence, rule_tensor
 from lvpcfg.decompose.options import METHODS, ALSOptions, APROptions, GradientOptions, Options, SVDOptions
-from lvpcfg.decompose.whole import difference, divergence, rule_tensor
 from lvpcfg.grammar.expectations import rewrites
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.jobs.check import problem_with

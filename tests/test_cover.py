@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lvpcfg import InputError, read_berkeley
 from lvpcfg.decompose.cover import cover
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.grammar.expectations import rewrites, spectral_radius
 
 

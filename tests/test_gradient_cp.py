@@ -5,15 +5,15 @@ import torch
 from torch import Tensor
 
 from lvpcfg import InputError
-from lvpcfg.chart.build import dense, kruskal
-from lvpcfg.chart.partition import log_partition
-from lvpcfg.decompose.gradient import LOSSES, VALUES, KruskalGrammar
+from lvpcfg.chart.fast.build import cp_form, dense
+from lvpcfg.chart.fast.partition import log_partition
+from lvpcfg.decompose.gradient import LOSSES, VALUES, CPGrammar
 
 SHAPE = (3, 4, 5)
 
 
-def grammar(values: str, rank: int = 2, seed: int = 0) -> KruskalGrammar:
-    return KruskalGrammar(rank, SHAPE, values, seed, dtype=torch.float64)
+def grammar(values: str, rank: int = 2, seed: int = 0) -> CPGrammar:
+    return CPGrammar(rank, SHAPE, values, seed, dtype=torch.float64)
 
 
 def target(values: str) -> Tensor:
@@ -53,29 +53,29 @@ def test_fits_what_can_be_fitted(values, loss, optimiser):
 def test_the_factors_are_of_the_kind_asked_for():
     assert bool((grammar("signed")().u < 0).any())
     assert all(bool((rows >= 0).all()) for rows in vars(grammar("nonnegative")()).values())
-    normalised = KruskalGrammar(3, SHAPE, "normalised", dtype=torch.float64)
+    normalised = CPGrammar(3, SHAPE, "normalised", dtype=torch.float64)
     assert torch.allclose(normalised().tensor().sum((1, 2)), torch.ones(3, dtype=torch.float64))
     assert normalised().u.dtype == torch.float64
-    assert KruskalGrammar(3, SHAPE).u.dtype == torch.float32
+    assert CPGrammar(3, SHAPE).u.dtype == torch.float32
 
 
 def test_what_a_parent_rewrites_to_by_binary_rules_can_be_given():
     mass = torch.tensor([0.2, 0.0, 0.9], dtype=torch.float64)
-    model = KruskalGrammar(3, SHAPE, "normalised", dtype=torch.float64, mass=mass)
+    model = CPGrammar(3, SHAPE, "normalised", dtype=torch.float64, mass=mass)
     model.fit((target("normalised") * mass.view(3, 1, 1)).to_sparse(), "kl", steps=2)
     assert torch.allclose(model().tensor().sum((1, 2)), mass)
 
 
 def test_log_z_has_gradients_by_the_parameters():
     """Those of the same grammar written out as a dense tensor."""
-    model = KruskalGrammar(4, (3, 5, 5), "normalised", dtype=torch.float64)
+    model = CPGrammar(4, (3, 5, 5), "normalised", dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     root = torch.rand(5, generator=generator, dtype=torch.float64)
     leaf = torch.rand(6, 2, 2, generator=generator, dtype=torch.float64)  # [length, batch, preterminals]
     found = []
     for written in (False, True):
         factors = model()
-        form = dense(root, factors.tensor()) if written else kruskal(root, factors.u, factors.v, factors.w)
+        form = dense(root, factors.tensor()) if written else cp_form(root, factors.u, factors.v, factors.w)
         log_z, _ = log_partition(form, leaf)
         found.append((log_z, torch.autograd.grad(log_z.sum(), list(model.parameters()))))
     (one, gradients), (two, others) = found
@@ -86,13 +86,13 @@ def test_log_z_has_gradients_by_the_parameters():
 
 
 def test_gradient_descent_on_log_z():
-    model = KruskalGrammar(4, (3, 5, 5), "normalised", dtype=torch.float64)
+    model = CPGrammar(4, (3, 5, 5), "normalised", dtype=torch.float64)
     root, leaf = torch.full((5,), 0.2, dtype=torch.float64), torch.rand(5, 3, 2, dtype=torch.float64)
     optimiser = torch.optim.Adam(model.parameters(), 0.1)
     seen = []
     for _ in range(15):
         factors = model()
-        loss = -log_partition(kruskal(root, factors.u, factors.v, factors.w), leaf)[0].sum()
+        loss = -log_partition(cp_form(root, factors.u, factors.v, factors.w), leaf)[0].sum()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -101,7 +101,7 @@ def test_gradient_descent_on_log_z():
 
 
 def test_losses_stay_on_the_device():
-    model = KruskalGrammar(2, SHAPE, "nonnegative", device="meta")
+    model = CPGrammar(2, SHAPE, "nonnegative", device="meta")
     loss = model.loss(torch.ones(SHAPE, device="meta"))
     loss.backward()
     assert {loss.device.type, *(parameter.grad.device.type for parameter in model.parameters())} == {"meta"}

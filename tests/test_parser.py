@@ -11,8 +11,8 @@ from nltk.tree import Tree
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, corpus, evaluate, normalise, train
-from lvpcfg.chart.decode import DECODERS
-from lvpcfg.chart.unary import Chains
+from lvpcfg.chart.decode.chains import Chains
+from lvpcfg.chart.decode.decode import DECODERS
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.trees.walk import words
 

@@ -18,10 +18,10 @@ from cases import FORMS, Case, make
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lvpcfg.chart.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, SymbolChart, SymbolMap
-from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import log_partition
+from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, SymbolChart, SymbolMap
+from lvpcfg.chart.fast.inside import Chart
+from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.fast.partition import log_partition
 
 LENGTH, BATCH = 5, 2
 

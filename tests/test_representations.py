@@ -10,9 +10,9 @@ import torch
 from strategies import random_model
 
 from lvpcfg import InputError, Model, Parser, compress
-from lvpcfg.chart.decode import DECODERS
-from lvpcfg.decompose.kinds import cover_by_kind
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.chart.decode.decode import DECODERS
+from lvpcfg.decompose.child_types import cover_by_child_types
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.evaluation.inspect import look_inside
 from lvpcfg.grammar.expectations import expected_states, rewrites, spectral_radius
@@ -49,7 +49,7 @@ def make(name: str) -> Model:
         binary = rule_cp(binary, [0, 1, 2, 3], signed)
     elif name.startswith("whole"):
         # An exact cover: derivations are those of the tensors, since each rule is in one term.
-        cover = cover_by_kind(rule_tensor(replace(grammar, binary=binary)))
+        cover = cover_by_child_types(rule_tensor(replace(grammar, binary=binary)))
         flip = 1 - 2 * (torch.arange(len(cover.v)) % 2).unsqueeze(1).to(cover.v) if signed else 1
         binary = WholeCP.from_factors(replace(cover, v=cover.v * flip, u=cover.u * flip), binary)
     elif signed:

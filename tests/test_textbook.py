@@ -17,10 +17,10 @@ from nltk.parse.pchart import InsideChartParser
 from nltk.parse.viterbi import ViterbiParser
 
 from lvpcfg.chart import lanes
-from lvpcfg.chart import marginals as fast
-from lvpcfg.chart.algebra import safe_log
+from lvpcfg.chart.fast import marginals as fast
+from lvpcfg.chart.fast.algebra import safe_log
+from lvpcfg.chart.fast.partition import log_partition as fast_log_partition
 from lvpcfg.chart.lanes import Map, Rules
-from lvpcfg.chart.partition import log_partition as fast_log_partition
 from lvpcfg.chart.semirings import CrossEntropy, Entropy, KLDivergence, KMax, Log, Max, Sampled, Signed, zeros
 from lvpcfg.chart.textbook import CFG, Weights, inside, log_partition, marginals, rule_posteriors, unary_closure
 

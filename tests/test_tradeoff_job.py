@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train, write_trees
 from lvpcfg.decompose.compress import ALSOptions, fit_rules
-from lvpcfg.decompose.whole import divergence
+from lvpcfg.decompose.dense import divergence
 from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.pictures import draw_tradeoff
 from lvpcfg.evaluation.tradeoff import read_rows, write_rows
@@ -62,7 +62,7 @@ def test_every_setting_has_a_row(done):
         name = row.setting.replace(" ", "_").replace("=", "")
         assert result[f"{name}_f1"] == row.f1
         assert result[f"{name}_ratio"] == row.ratio > 0
-        stages = row.coarse + row.gather + row.between + row.plan + row.inside_outside
+        stages = row.coarse + row.gather + row.middle + row.plan + row.inside_outside
         assert row.seconds == pytest.approx(stages)
         assert (row.coarse > 0) == (row.states > 1)
         assert row.inside_outside > 0

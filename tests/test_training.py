@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lvpcfg import Binarisation, InputError, build_treebank, corpus, train
-from lvpcfg.chart.forest import Plan
+from lvpcfg.chart.forest.forest import Plan
 from lvpcfg.estimate import states as state_operations
 from lvpcfg.estimate.count import CountOptions
 from lvpcfg.estimate.em import EMOptions

@@ -28,7 +28,7 @@ from torch.nn.functional import normalize
 
 from lvpcfg.decompose.options import ALS_STARTS
 from lvpcfg.errors import InputError, expect
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 ROUND = 10  # sweeps between two looks at the errors
 FEW = 5  # and Gauss-Newton steps, which take longer

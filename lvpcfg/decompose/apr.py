@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from lvpcfg.decompose.cover import cover
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.decompose.options import APR_STARTS
-from lvpcfg.decompose.whole import rule_tensor
 from lvpcfg.errors import InputError, expect
 from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 
 PARENT, LEFT, RIGHT = range(3)
 INNER = 10  # updates of one mode in a sweep, at the most

@@ -20,10 +20,10 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.build import unary_closure
+from lvpcfg.chart.fast.build import unary_closure
 from lvpcfg.errors import InputError
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 
 VACUOUS = math.inf
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from lvpcfg.decompose.kinds import cover_by_kind
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.decompose.child_types import cover_by_child_types
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.model import Model
 
@@ -12,7 +12,7 @@ def covered(coarse: CoarseGrammar) -> CoarseGrammar:
     """The coarse grammar with its cover."""
     if coarse.cover is not None:
         return coarse
-    cover = cover_by_kind(rule_tensor(coarse.grammar))
+    cover = cover_by_child_types(rule_tensor(coarse.grammar))
     if not cover.rank:  # a grammar without binary rules gets a term that is zero
         cover = cover.map(lambda factor: factor.new_zeros(1, factor.shape[1]))
     return replace(coarse, cover=cover)

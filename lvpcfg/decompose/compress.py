@@ -16,8 +16,9 @@ from torch import Tensor
 
 from lvpcfg.decompose.als import als
 from lvpcfg.decompose.apr import apr, conditional, expected_counts
-from lvpcfg.decompose.gradient import KruskalGrammar
-from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind
+from lvpcfg.decompose.child_types import apr_by_child_types, cover_by_child_types
+from lvpcfg.decompose.dense import Difference, difference, rule_tensor
+from lvpcfg.decompose.gradient import CPGrammar
 from lvpcfg.decompose.options import (
     APART,
     METHODS,
@@ -30,11 +31,10 @@ from lvpcfg.decompose.options import (
     check,
 )
 from lvpcfg.decompose.svd import slice_svd
-from lvpcfg.decompose.whole import Difference, difference, rule_tensor
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.whole_cp import WholeCP
@@ -191,7 +191,7 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         return slice_svd(tensor, options.error).factors
     if isinstance(options, APROptions):
         inner = tensor.shape[0]
-        fit = (apr_by_kind if options.child_types == APART else apr)(
+        fit = (apr_by_child_types if options.child_types == APART else apr)(
             expected_counts(grammar),
             options.rank,
             options.iterations,
@@ -206,7 +206,7 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
         tensor = tensor.double()
         x, y, z = tensor.shape
         mass = tensor.values().new_zeros(x).index_add(0, tensor.indices()[0], tensor.values())
-        parameters = KruskalGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype, mass)
+        parameters = CPGrammar(options.rank, (x, y, z), options.values, seed, tensor.device, tensor.dtype, mass)
         parameters.fit(
             tensor,
             options.loss,
@@ -215,4 +215,4 @@ def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | N
             progress=None if progress is None else lambda step, _: progress(step + 1, options.iterations),
         )
         return parameters().map(torch.Tensor.detach)
-    return cover_by_kind(tensor)
+    return cover_by_child_types(tensor)

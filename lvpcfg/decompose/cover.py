@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.errors import InputError
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 STEPS, SHORTEST = 600, 0.01  # subgradient steps at the most, and the factor they end at
 PATIENCE = 20  # steps without a better bound before the factor is halved

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from lvpcfg.decompose.options import LOSSES, NONNEGATIVE, NORMALISED, OPTIMISERS, SIGNED, VALUES
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 
-class KruskalGrammar(nn.Module):
+class CPGrammar(nn.Module):
     """Parameters U [rank, x], V [rank, y], W [rank, z]; what it returns, as `Factors`, depends on `values`.
 
     They are the factors themselves ("signed"), their square roots ("nonnegative"), or logits ("normalised") of

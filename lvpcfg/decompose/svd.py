@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.errors import InputError
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 ROUNDING = 1e-28  # the share of ||T||_F^2 in singular values that are zero but for rounding
 

@@ -18,8 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.forest import Forest, Plan, log_likelihood
-from lvpcfg.chart.tiles import Tensors
+from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
+from lvpcfg.chart.forest.tiles import Tensors
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.estimate.observed import observed_forest
 from lvpcfg.grammar.coarse import CoarseGrammar

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lvpcfg.chart.forest import Forest
+from lvpcfg.chart.forest.forest import Forest
 from lvpcfg.trees.treebank import Treebank
 
 

@@ -40,7 +40,7 @@ class Row:
     seconds: float  # without decoding: the sum of the next four
     coarse: float  # charts without states
     gather: float  # what they leave
-    between: float  # grammars with few states
+    middle: float  # grammars with few states
     plan: float
     inside_outside: float
     decode: float

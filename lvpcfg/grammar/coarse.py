@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.projection import nonnegative, projected
 
 MANY = 128  # phrase symbols: unary rules between all of them make whole charts slow to decode

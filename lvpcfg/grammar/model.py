@@ -23,8 +23,8 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
 from lvpcfg.grammar import rule_cp, whole_cp  # noqa: F401  (they register themselves)
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
 from lvpcfg.trees.binarisation import RIGHT, Binarisation

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import BinaryRules, Reader, representation, similar, starts_of, within_padding
 

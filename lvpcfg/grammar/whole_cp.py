@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.errors import InputError
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import BinaryRules, Reader, end_to_end, representation, similar

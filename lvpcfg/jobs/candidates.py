@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from lvpcfg.decompose.bounds import upwards
 from lvpcfg.decompose.compress import FittedRules, decompose, fit_rules
+from lvpcfg.decompose.dense import divergence
 from lvpcfg.decompose.options import ALSOptions, APROptions, Options, SVDOptions
-from lvpcfg.decompose.whole import divergence
 from lvpcfg.errors import InputError, show
 from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.pictures import draw_tradeoff
@@ -35,7 +35,7 @@ from lvpcfg.trees.walk import words
 
 PIECES, SMALLEST = 8, 16  # of the sentences, and of so many: each of similar length, the longest first
 ENOUGH = 20.0  # seconds that the exact grammar parses the same pieces, in the same minutes, for a ratio
-STAGES = ("coarse", "gather", "between", "plan", "fine")  # of parsing, but for decoding
+STAGES = ("coarse", "gather", "middle", "plan", "fine")  # of parsing, but for decoding
 Times = dict[str, float]  # seconds, by stage
 FIGURES = ("seconds", "inside_outside", "ratio", "ratio_inside_outside", "f1", "f1_all", "share", "gamma", "kl")
 
@@ -278,7 +278,7 @@ class Candidate:
             seconds=_spent(times, *STAGES) / len(gold),
             coarse=_spent(times, "coarse") / len(gold),
             gather=_spent(times, "gather") / len(gold),
-            between=_spent(times, "between") / len(gold),
+            middle=_spent(times, "middle") / len(gold),
             plan=_spent(times, "plan") / len(gold),
             inside_outside=_spent(times, "fine") / len(gold),
             decode=_spent(times, "decode") / len(gold),

@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import KINDS, Compression, Progress, decompose
-from lvpcfg.decompose.whole import Difference, divergence, rule_tensor
+from lvpcfg.decompose.dense import Difference, divergence, rule_tensor
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.pictures import draw_errors
 from lvpcfg.grammar.expectations import spectral_radius
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.compress import CompressOptions
 from lvpcfg.jobs.options import one_folder
@@ -109,9 +109,9 @@ def _show_rules(found: Compression, run: Run) -> None:
     columns = ["rules with", "rules", "used", "gamma\nmedian", "\n90 %", "\nlargest", "times\nsmaller", "\nnegative"]
     run.table("Rules: Kruskal forms used, their errors, their numbers, their mass below zero", columns, rows)
     if bool(tried.any()):
-        by_kind = {name: found.gamma[tried & (found.kind == kind)].tolist() for kind, name in enumerate(KINDS)}
+        by_child_types = {name: found.gamma[tried & (found.kind == kind)].tolist() for kind, name in enumerate(KINDS)}
         threshold = found.model.provenance["compressed"]["threshold"]
-        run.picture("gamma", draw_errors({name: some for name, some in by_kind.items() if some}, threshold))
+        run.picture("gamma", draw_errors({name: some for name, some in by_child_types.items() if some}, threshold))
 
 
 def _quantile(values: Tensor, share: float) -> float:

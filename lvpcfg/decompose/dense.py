@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 
 
 def rule_tensor(grammar: Grammar) -> Tensor:

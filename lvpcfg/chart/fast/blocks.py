@@ -2,8 +2,8 @@
 
     T(y2, y3) = sum_jk T_ijk y2_j y3_k, summed over the splits of a span
 
-`Block` is a batch of rules T^{a -> b c} of one shape, `Whole` one tensor over all states. A preterminal child is one
-word, so that its rules are contracted with the word once: in the chart they are matrices, not tensors.
+`Block` is a batch of rules T^{a -> b c} of one shape, `DenseBlock` one tensor over all states. A preterminal child is
+one word, so that its rules are contracted with the word once: in the chart they are matrices, not tensors.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import SUM, Log, Sum
+from lvpcfg.chart.fast.algebra import SUM, Log, Sum
 
 Algebra = Sum | Log
 AddProduct = Callable[[Tensor, Tensor], None]
@@ -49,12 +49,12 @@ class Block:
         picked = select(word, self.left if self.kind == BEFORE else self.right)  # [rules, words, y]
         return _product(algebra, picked, weights).unflatten(-1, (self.shape[0], -1))
 
-    def undo_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
+    def backward_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
         """Backwards through `table` in ordinary arithmetic: the gradient of the words."""
         picked = _product(SUM, gradient.flatten(2), weights.transpose(1, 2))
         return _deposit(picked, self.left if self.kind == BEFORE else self.right, word.shape[1])
 
-    def undo_weights(self, word: Tensor, gradient: Tensor) -> Tensor:
+    def backward_weights(self, word: Tensor, gradient: Tensor) -> Tensor:
         """The same for the weights."""
         picked = select(word, self.left if self.kind == BEFORE else self.right)
         return torch.bmm(picked.transpose(1, 2), gradient.flatten(2))
@@ -99,7 +99,7 @@ class Block:
             outer = _product(algebra, left.transpose(-1, -2), right).flatten(-2)
         return outer if self.pair is None else outer.index_select(-3, self.pair)
 
-    def undo(
+    def backward(
         self,
         one: Tensor,
         two: Tensor,
@@ -171,7 +171,7 @@ def _deposit(picked: Tensor, states: Tensor, size: int, dimensions: int = 1) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class DenseBlock:
     """One rule tensor over all states (x, y, z): a block without a choice of states, all of it plain products."""
 
     kind: str
@@ -206,7 +206,7 @@ class Whole:
         outer = algebra.matmul(left, two) if room is None else torch.bmm(left, two, out=room)
         return algebra.matmul(outer.flatten(-2), weights.transpose(-1, -2)).narrow(-1, 0, self.shape[0])
 
-    def undo(
+    def backward(
         self,
         one: Tensor,
         two: Tensor,
@@ -241,11 +241,11 @@ class Whole:
             return weights[x].unflatten(-1, self.shape[1:])
         return weights[x] if self.kind == AFTER else weights[:, x].transpose(0, 1)
 
-    def undo_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
+    def backward_table(self, word: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
         """Backwards through `table` in ordinary arithmetic: the gradient of the words."""
         return torch.mm(gradient.flatten(1), self._by_word(weights).T)
 
-    def undo_weights(self, word: Tensor, gradient: Tensor) -> Tensor:
+    def backward_weights(self, word: Tensor, gradient: Tensor) -> Tensor:
         """The same for the weights."""
         if self.kind == AFTER:
             return torch.mm(gradient.flatten(1).T, word).unflatten(0, gradient.shape[1:])

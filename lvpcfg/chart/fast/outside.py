@@ -4,7 +4,7 @@
 
 (Cohen & Collins 2012, figure 2.) Each width is computed again instead of having kept its products, so
 that memory is O(n^2) cells for every form and every arithmetic. In ordinary arithmetic terms bring their
-derivative along (`undo`), since that is where the time goes; in the others autograd finds it.
+derivative along (`backward`), since that is where the time goes; in the others autograd finds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lvpcfg.chart import potentials
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Whole
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import Chart, Spans, written_out
-from lvpcfg.chart.kruskal import Kruskal, KruskalByKind, Lanes
+from lvpcfg.chart.fast import potentials
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, DenseBlock
+from lvpcfg.chart.fast.cp import CPByChildTypes, CPForm, Lanes
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import Chart, Spans, written_out
 
 
 class Outside:
@@ -37,10 +37,10 @@ class Outside:
             self._begin(gradient)
             self.top.whole.index_copy_(-2, chart.whole, self.final.narrow(-1, 0, form.interminals))
             for width in range(chart.length, 1, -1):
-                self._undo(width)
-            self._undo_words()
+                self._backward_width(width)
+            self._backward_words()
             if parameters and chart.algebra is SUM:
-                self._undo_matrices()
+                self._backward_matrices()
         self.tensors += form.joined(self.weights) if parameters else [None] * len(form.tensors)
         del self.tensors[len(form.tensors) :]
         del self.tables, self.beside, self.filled, self.words, self.flat, self.weights
@@ -86,21 +86,21 @@ class Outside:
             log_z, [chart.final, chart.form.root], [gradient], [True, self.parameters]
         )
 
-    def _undo(self, width: int) -> None:
+    def _backward_width(self, width: int) -> None:
         chart, form, top, bottom = self.chart, self.chart.form, self.top[width - 1], self.bottom[width - 1]
         if width < chart.length:
             top.add_(self._from_parents(width))
         chart.keep(top, "top", width, gradient=True)
         if form.closure is not None:
-            self._undo_product(self.tensors, 1, form.closure, chart.bottom[width - 1], top, bottom)
+            self._backward_product(self.tensors, 1, form.closure, chart.bottom[width - 1], top, bottom)
         elif bottom is not top:
             bottom.copy_(top)
         chart.keep(bottom, "bottom", width, gradient=True)
         combined = bottom
-        if isinstance(form, Kruskal) and form.lifts:
+        if isinstance(form, CPForm) and form.lifts:
             combined = self.combined[width - 2]
-            self._undo_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom, combined)
-        if width == 2 and isinstance(form, KruskalByKind):
+            self._backward_product(self.weights, 0, form.weights[0], chart.combined[width - 2], bottom, combined)
+        if width == 2 and isinstance(form, CPByChildTypes):
             lanes = torch.mm(bottom, form.weights[3].T)
             one, two = chart.pair_of_words(chart.tables)
             into_one, into_two = chart.pair_of_words(self.tables)
@@ -108,9 +108,9 @@ class Outside:
             into_two.addcmul_(lanes, one)
         terms = form.terms(width)
         for term, share in zip(terms, self._shares(combined, terms, width), strict=True):
-            self._undo_term(term, width, share)
+            self._backward_term(term, width, share)
 
-    def _undo_term(self, term: int, width: int, share: Tensor) -> None:
+    def _backward_term(self, term: int, width: int, share: Tensor) -> None:
         """Hands the gradient of what a term brought to the cells of a width on to its operands and its weights."""
         chart, algebra, block = self.chart, self.chart.algebra, self.chart.form.blocks[term]
         parameters = self.parameters and not block.filled and not chart.form.projects
@@ -127,10 +127,10 @@ class Outside:
                 view.add_(part)
             return
         add = partial(_add_product, self.weights, term) if parameters else None
-        if isinstance(block, Whole) and not block.filled:
-            block.undo(*operands, weights, share, into, add, chart.room(block, width))
+        if isinstance(block, DenseBlock) and not block.filled:
+            block.backward(*operands, weights, share, into, add, chart.room(block, width))
         else:
-            block.undo(*operands, weights, share, into, add)
+            block.backward(*operands, weights, share, into, add)
 
     def _into(self, term: int, width: int) -> tuple[Tensor, Tensor]:
         """Where the gradients of the operands of a term are added up."""
@@ -149,7 +149,7 @@ class Outside:
             return chart.window(self.tables[chart.form.table_of(term)], width, block.kind, -3), rest
         return self.pairs if block.kind == WORDS else self.filled.one(width, block.kind), rest
 
-    def _undo_product(
+    def _backward_product(
         self,
         gradients: list[Tensor | None],
         place: int,
@@ -160,7 +160,7 @@ class Outside:
     ) -> Tensor:
         """Backwards through the product of the cells of a width with a matrix of the form.
 
-        The gradient of the matrix is added up, in ordinary arithmetic in the end (`_undo_matrices`).
+        The gradient of the matrix is added up, in ordinary arithmetic in the end (`_backward_matrices`).
         """
         algebra = self.chart.algebra
         if algebra is SUM:
@@ -169,20 +169,20 @@ class Outside:
         _add(gradients, place, weights)
         return found if out is None else out.copy_(found)
 
-    def _undo_matrices(self) -> None:
+    def _backward_matrices(self) -> None:
         """The gradients of the matrices that cells were multiplied with, in one product over all widths each."""
         chart, form = self.chart, self.chart.form
         if form.closure is not None:
             self.tensors[1] = torch.mm(chart.bottom.wider.T, self.top.wider)
             self.tensors[2] = torch.mm(chart.word.T, self.top[0])
-        if isinstance(form, Kruskal):
+        if isinstance(form, CPForm):
             self.weights[0] = torch.mm(chart.combined.whole.T, self.bottom.wider)
             first = 0 if form.promotion is not None else len(chart.word)  # where there are no phrases of one word
             children = len(chart.top.whole) - chart.batch - first  # all but whole sentences
             if children > 0:
                 cells, lanes = (layer.whole.narrow(0, first, children) for layer in (chart.top, self.flat))
                 self.weights[1] = torch.mm(cells.T, lanes)
-        if isinstance(form, KruskalByKind) and chart.length > 1:
+        if isinstance(form, CPByChildTypes) and chart.length > 1:
             self.weights[3] = torch.mm(chart.pairs.T, self.bottom[1])
 
     def _shares(self, cell: Tensor, terms: list[int], width: int) -> Sequence[Tensor]:
@@ -203,7 +203,7 @@ class Outside:
             return torch.add(lanes.select(-3, 0), lanes.select(-3, 1))
         parts = [*self.spans.own(width).unbind(-3), *(layer[width - 1] for layer in self.beside)]
         lanes = torch.cat(parts, -1, out=self.flat[width - 1] if self.flat.whole.numel() else None)
-        return self._undo_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
+        return self._backward_product(self.weights, 1, form.weights[1], self.chart.top[width - 1], lanes)
 
     def _from_spans(self) -> tuple[Tensor, Tensor | None]:
         """From words as children to words: the gradients of their states, and of the phrases over them."""
@@ -211,8 +211,8 @@ class Outside:
         unary, lanes = form.promotion is not None, self.spans.own(1)
         if algebra is SUM:
             top = self._from_parents(1) if unary and chart.length > 1 else None
-            if isinstance(form, RuleTensors):
-                return self._undo_filled(form), top
+            if isinstance(form, TensorForm):
+                return self._backward_filled(form), top
             lanes = torch.cat([*lanes.unbind(-3), *self.tables], -1)
             self.weights[2] = torch.mm(chart.word_top.T, lanes) if self.parameters else None
             return torch.mm(lanes, form.weights[2].T), top
@@ -233,7 +233,7 @@ class Outside:
         pairs = self.words.narrow(-1, 0, chart.word.shape[-1])
         return pairs if word_top is None else pairs + word_top, top
 
-    def _undo_filled(self, form: RuleTensors) -> Tensor:
+    def _backward_filled(self, form: TensorForm) -> Tensor:
         """The gradient of the words, from the rules that they were filled into."""
         chart, total = self.chart, self.words
         word = form.pad(chart.algebra, chart.word_top)
@@ -245,9 +245,9 @@ class Outside:
                 else:
                     table = self._table(self.filled, block.kind)
                     into, words = (chart.window(x, 2, block.kind, -2) for x in (total, word))
-                into.add_(block.undo_table(words, form.weights[term], table))
+                into.add_(block.backward_table(words, form.weights[term], table))
                 if self.parameters:
-                    self.weights[term] = block.undo_weights(words, table)
+                    self.weights[term] = block.backward_weights(words, table)
         return total.narrow(-1, 0, chart.word.shape[-1])
 
     def _table(self, filled: Spans, kind: str) -> Tensor:
@@ -258,7 +258,7 @@ class Outside:
         rest = chart.spans.within(kind).narrow(-1, 0, chart.form.interminals)
         return torch.bmm(filled.beside(kind).transpose(1, 2), rest)
 
-    def _undo_words(self) -> None:
+    def _backward_words(self) -> None:
         chart, form, algebra = self.chart, self.chart.form, self.chart.algebra
         self.word_top, phrases = self._from_spans()
         whole = self.final.narrow(-1, form.interminals, self.word_top.shape[-1])
@@ -271,7 +271,7 @@ class Outside:
             self.top[0].add_(phrases)
         chart.keep(self.top[0], "top", 1, gradient=True)
         if form.promotion is not None:
-            word += self._undo_product(self.tensors, 2, form.promotion, chart.word, self.top[0])
+            word += self._backward_product(self.tensors, 2, form.promotion, chart.word, self.top[0])
         self.word = word
         leaf = word * potentials.scales(chart.potential, 1) if algebra is SUM else word.clone()
         chart.keep(leaf, "bottom", 1, words=True, gradient=True)

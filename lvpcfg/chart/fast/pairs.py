@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Whole
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import Chart
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, DenseBlock
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import Chart
 
 
 class Pairs:
@@ -14,7 +14,7 @@ class Pairs:
     """
 
     def __init__(
-        self, chart: Chart, form: RuleTensors, term: int, width: int, cell: Tensor, rule: Tensor, x: Tensor
+        self, chart: Chart, form: TensorForm, term: int, width: int, cell: Tensor, rule: Tensor, x: Tensor
     ) -> None:
         self.form, self.width, block = form, width, form.blocks[term]
         self.kind = block.kind
@@ -28,7 +28,7 @@ class Pairs:
             left, right = left.index_select(0, cell).unsqueeze(1), right.index_select(0, cell).unsqueeze(1)
         self.y: Tensor | None = None  # [choices, y]: the states of the children, if not all in order
         self.z: Tensor | None = None
-        if isinstance(block, Whole):
+        if isinstance(block, DenseBlock):
             left, right = left.narrow(2, 0, block.shape[1]), right.narrow(2, 0, block.shape[2])
         else:
             pair = rule if block.pair is None else block.pair[rule]

@@ -8,13 +8,13 @@ All nodes of a width, of all samples of all sentences, are expanded together, wi
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import Block, Whole
-from lvpcfg.chart.decode import Node, Skeleton
-from lvpcfg.chart.edges import Pairs
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.kruskal import Kruskal
+from lvpcfg.chart.decode.decode import Node, Skeleton
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.blocks import Block, DenseBlock
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import Chart
+from lvpcfg.chart.fast.pairs import Pairs
 
 CHUNK = 1 << 22  # numbers held at once
 
@@ -51,7 +51,7 @@ class Sampler:
         self._wait(lengths, trees, torch.zeros_like(trees), top, torch.full_like(trees, -1))
 
     def _wait(self, width: Tensor, *columns: Tensor) -> None:
-        """Nodes to come: tree, start, top state, or in a Kruskal form the factor (column of V beside W) above it."""
+        """Nodes to come: tree, start, top state, or in a CP form the factor (column of V beside W) above it."""
         for one in width.unique().tolist():
             here = (width == one).nonzero().squeeze(1)
             self.waiting[one].append(tuple(column[here] for column in columns))
@@ -59,7 +59,7 @@ class Sampler:
     def _nodes_at_once(self, width: int) -> int:
         form = self.chart.form
         sizes = [width * form.lanes]
-        if isinstance(form, RuleTensors):
+        if isinstance(form, TensorForm):
             sizes += [
                 len(block.rules) * max(width, block.shape[0]) * max(block.shape[1:]) ** 2 for block in form.blocks
             ]
@@ -68,23 +68,23 @@ class Sampler:
     def _expand(self, width: int, tree: Tensor, start: Tensor, top: Tensor, factor: Tensor) -> None:
         chart, form = self.chart, self.chart.form
         cell = start * chart.batch + self.sentence[tree]
-        if isinstance(form, Kruskal):
+        if isinstance(form, CPForm):
             top = self._top(form, width, cell, top, factor)
         bottom = self._bottom(width, cell, top)
         nothing = torch.zeros_like(tree)
         split, rank = nothing, nothing - 1
-        if width > 1 and isinstance(form, Kruskal):
+        if width > 1 and isinstance(form, CPForm):
             split, rank = self._split(form, width, cell, bottom)
             left, right = rank, rank + len(form.weights[0])
             self._wait(split, tree, start, nothing, left)
             self._wait(width - split, tree, start + split, nothing, right)
-        elif width > 1 and isinstance(form, RuleTensors):
+        elif width > 1 and isinstance(form, TensorForm):
             split, left, right = self._rule(form, width, cell, bottom)
             self._wait(split, tree, start, left, nothing - 1)
             self._wait(width - split, tree, start + split, right, nothing - 1)
         self.found.append(torch.stack([tree, start, nothing + width, top, bottom, split, rank], 1))
 
-    def _top(self, form: Kruskal, width: int, cell: Tensor, top: Tensor, factor: Tensor) -> Tensor:
+    def _top(self, form: CPForm, width: int, cell: Tensor, top: Tensor, factor: Tensor) -> Tensor:
         """The top state of nodes below a rank index."""
         below = (factor >= 0).nonzero().squeeze(1)
         if not len(below):
@@ -106,14 +106,14 @@ class Sampler:
         drawn = self._draw(values[cell[phrases]] * step.T[top[phrases]])
         return top.index_copy(0, phrases, drawn + (form.interminals if width == 1 else 0))
 
-    def _split(self, form: Kruskal, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, form: CPForm, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
         """The width of the left child, and the rank index."""
         left, right = self.chart.operands(0, width)
         rank = self._draw(self.chart.combined[width - 2][cell] * form.weights[0].T[bottom])
         split = self._draw(left[cell, :, rank] * right[cell, :, rank])
         return split + 1, rank
 
-    def _rule(self, form: RuleTensors, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _rule(self, form: TensorForm, width: int, cell: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The width of the left child, and the states of both children."""
         terms = form.terms(width)
         scores = [self._scores(form, term, width, cell, bottom) for term in terms]
@@ -128,19 +128,17 @@ class Sampler:
         split, left, right = found
         return split, left, right
 
-    def _scores(self, form: RuleTensors, term: int, width: int, cell: Tensor, bottom: Tensor) -> Tensor:
+    def _scores(self, form: TensorForm, term: int, width: int, cell: Tensor, bottom: Tensor) -> Tensor:
         """What each rule of a term and each of its parent states brings to the nodes, [nodes, rules * x]."""
         block, weights = form.blocks[term], form.weights[term]
         one, two = self.chart.operands(term, width)
         one = one.index_select(-3, cell)  # of [cells, splits, lanes], or of a table
-        if isinstance(block, Whole):
+        if isinstance(block, DenseBlock):
             return block.apply(SUM, one, two[cell], weights).gather(1, bottom.unsqueeze(1))
         rows = block.rows(SUM, one, two[cell], weights)  # [rules, nodes, x]
         return (rows * (block.parent.unsqueeze(1) == bottom.view(1, -1, 1))).transpose(0, 1).flatten(1)
 
-    def _children(
-        self, form: RuleTensors, term: int, width: int, cell: Tensor, bottom: Tensor, place: Tensor
-    ) -> Tensor:
+    def _children(self, form: TensorForm, term: int, width: int, cell: Tensor, bottom: Tensor, place: Tensor) -> Tensor:
         """The width of the left child and the states of both, [3, nodes]."""
         block = form.blocks[term]
         rule, x = (place // block.shape[0], place % block.shape[0]) if isinstance(block, Block) else (place, bottom)

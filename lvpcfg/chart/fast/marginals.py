@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, INNER
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import Allowed, AnyRules
-from lvpcfg.chart.partition import LOGARITHMIC, Problem, Solution, solve_outside
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.blocks import AFTER, INNER
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import Allowed, AnyRules
+from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, Solution, solve_outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 
@@ -55,7 +55,7 @@ def collect(solutions: Sequence[Solution], dtype: torch.dtype) -> Marginals:
     return Marginals(log_z, sign, top.to(dtype), bottom.to(dtype))
 
 
-def anchored(form: RuleTensors, leaf: Tensor, width: int, rules: int) -> Tensor:
+def anchored(form: TensorForm, leaf: Tensor, width: int, rules: int) -> Tensor:
     """Posteriors of skeletal rules, [batch, first word, split, rules], of the spans of one width.
 
     sum over states of O(a, i, j) T I(b, i, k) I(c, k + 1, j) / Z, where split k is the number of words on the left,

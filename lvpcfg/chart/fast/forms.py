@@ -6,13 +6,13 @@ For all spans of one width at once (cells = spans x sentences, as one dimension)
     project   a finished cell -> the lanes under which it serves as a left and as a right child
     terms     left and right lanes -> what each term brings to the parent, combined over the splits
     lift      the sum of the terms -> parent cell
-    anchored  the posterior of each skeletal rule at each split (of the blocks of `RuleTensors`)
+    anchored  the posterior of each skeletal rule at each split (of the blocks of `TensorForm`)
 
 and `inside.py` drives them. States are numbered interminals first, and cells wider than a word hold those
 only.
 
-`RuleTensors` holds T^{a -> b c} in batches of one shape: a PCFG (all m = 1), an L-PCFG with any number of
-states for each symbol, or one dense tensor (one symbol whose states are all the nonterminals). `Kruskal`, in
+`TensorForm` holds T^{a -> b c} in batches of one shape: a PCFG (all m = 1), an L-PCFG with any number of
+states for each symbol, or one dense tensor (one symbol whose states are all the nonterminals). `CPForm`, in
 `kruskal.py`, is the other kind of form.
 """
 
@@ -24,8 +24,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Block, Whole
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Block, DenseBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +76,14 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 @dataclass(frozen=True, eq=False)
-class RuleTensors(Form):
-    blocks: tuple[Block | Whole, ...]  # parallel to weights
+class TensorForm(Form):
+    blocks: tuple[Block | DenseBlock, ...]  # parallel to weights
     padded: bool  # cells end in a state that is always zero
 
     @cached_property
     def whole(self) -> bool:
         """Whether the rules are whole tensors, without a choice of states."""
-        return any(isinstance(block, Whole) for block in self.blocks)
+        return any(isinstance(block, DenseBlock) for block in self.blocks)
 
     @property
     def narrowest(self) -> int:
@@ -146,7 +146,7 @@ class RuleTensors(Form):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense(RuleTensors):
+class DenseForm(TensorForm):
     """The weights are parts of one tensor, and so are their gradients: it is large, and copies of it cost time."""
 
     rules: Tensor  # [interminals, states, states]
@@ -155,7 +155,7 @@ class Dense(RuleTensors):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.root, self.rules
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "Dense":
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "DenseForm":
         root, rules = tensors
         return replace(self, root=root, rules=rules, weights=tuple(quarters(rules.detach(), self.interminals)))
 
@@ -163,7 +163,7 @@ class Dense(RuleTensors):
     def lanes(self) -> int:
         return self.blocks[0].shape[1]
 
-    def prepared(self, algebra: Algebra) -> "Dense":
+    def prepared(self, algebra: Algebra) -> "DenseForm":
         """Numbers of states that are no multiple of 8 make products slow: phrases get states that are always 0."""
         phrases, after, before, words = self.weights
         block, *blocks = self.blocks

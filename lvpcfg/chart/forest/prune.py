@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.build import kruskal, unary_closure
-from lvpcfg.chart.forest import Forest
-from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.kruskal import Kruskal, KruskalByKind
-from lvpcfg.chart.outside import Outside
-from lvpcfg.chart.partition import Problem, Solution, solve_outside
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.build import cp_form, unary_closure
+from lvpcfg.chart.fast.cp import CPByChildTypes, CPForm
+from lvpcfg.chart.fast.inside import Chart
+from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.fast.partition import Problem, Solution, solve_outside
+from lvpcfg.chart.forest.forest import Forest
+from lvpcfg.chart.forest.tiles import pick, places
 from lvpcfg.chart.stages import Stages
-from lvpcfg.chart.tiles import pick, places
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.kruskal import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rules import starts_of
 
@@ -113,7 +113,7 @@ class Coarse:
     def __init__(self, grammar: Grammar, cover: Factors, stages: Stages) -> None:
         self.grammar, self.rules, self.stages = grammar, FineRules(grammar), stages
         self.inner = len(grammar.symbols.interminals)
-        self.form = kruskal(grammar.root, cover.u, cover.v, cover.w, grammar, by_kind=True)
+        self.form = cp_form(grammar.root, cover.u, cover.v, cover.w, grammar, by_child_types=True)
         u, *halves = self.form.weights
         v, w = torch.cat(halves).T.tensor_split(2)
         self.factors = (u, v.contiguous(), w.contiguous())  # [terms, symbols]
@@ -215,7 +215,7 @@ class Coarse:
     def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
         """Terms at splits: term, posterior, and the cells of the parent and of both children."""
         form, batch, words = chart.form, chart.batch, len(chart.word)
-        assert isinstance(form, Kruskal)
+        assert isinstance(form, CPForm)
         none = first[:0]
         found = [(none, chart.word.new_zeros(0), none, none, none)]
 
@@ -226,7 +226,7 @@ class Coarse:
         if chart.length == 1:
             return found[0]
         general, after, before, _ = form.kinds
-        if isinstance(form, KruskalByKind):  # else there are no terms for two words
+        if isinstance(form, CPByChildTypes):  # else there are no terms for two words
             pairs = chart.pairs * (outside.bottom[1] @ form.weights[3].T)
             place = places(pairs > threshold)
             row, two = place // pairs.shape[1], torch.full_like(place, 2)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lvpcfg.chart import potentials
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Whole
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.kruskal import Kruskal, KruskalByKind, Lanes
+from lvpcfg.chart.fast import potentials
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, DenseBlock
+from lvpcfg.chart.fast.cp import CPByChildTypes, CPForm, Lanes
+from lvpcfg.chart.fast.forms import TensorForm
 
-AnyRules = RuleTensors | Kruskal
+AnyRules = TensorForm | CPForm
 LARGE = 1 << 24  # numbers
 
 
@@ -242,14 +242,14 @@ class Chart:
     def _fill(self, width: int) -> None:
         algebra, form, bottom, top = self.algebra, self.form, self.bottom[width - 1], self.top[width - 1]
         parts = [self.apply(term, width) for term in form.terms(width)]
-        if isinstance(form, Kruskal):
+        if isinstance(form, CPForm):
             combined = form.add(algebra, parts, out=self.combined[width - 2])
             form.lift(algebra, combined, out=bottom)
         elif parts:
             bottom.copy_(algebra.add(parts))
         else:
             bottom.copy_(algebra.zeros(self.word, *bottom.shape[len(algebra.lead) :]))
-        if width == 2 and isinstance(form, KruskalByKind):
+        if width == 2 and isinstance(form, CPByChildTypes):
             self.pairs = torch.mul(*self.pair_of_words(self.tables))
             bottom.addmm_(self.pairs, form.weights[3])
         self.keep(bottom, "bottom", width)
@@ -287,7 +287,7 @@ class Chart:
         if self.form.projects:
             wider = whole.narrow(0, len(self.word), len(whole) - len(self.word))
             self.combined.whole.narrow(0, 0, len(wider)).mul_(wider)
-        if isinstance(self.form, KruskalByKind):
+        if isinstance(self.form, CPByChildTypes):
             self.pairs.mul_(scales[1])
         self.word.mul_(scales[0])
         if self.word_top is not self.word:
@@ -299,11 +299,11 @@ class Chart:
     def apply(self, term: int, width: int) -> Tensor:
         """What a term brings to the cells of a width."""
         block, operands, weights = self.form.blocks[term], self.operands(term, width), self.form.weights[term]
-        if self.algebra is SUM and isinstance(block, Whole) and not block.filled:
+        if self.algebra is SUM and isinstance(block, DenseBlock) and not block.filled:
             return block.apply(SUM, *operands, weights, self.room(block, width))
         return block.apply(self.algebra, *operands, weights)
 
-    def room(self, block: Whole, width: int) -> Tensor:
+    def room(self, block: DenseBlock, width: int) -> Tensor:
         """For products of children of the spans of a width: the same for all widths, since new memory takes time."""
         rows, lanes = (self.length - width + 1) * self.batch, block.shape[1] * block.shape[2]
         if self._room is None or self._room.numel() < rows * lanes:
@@ -354,7 +354,7 @@ class Chart:
         weights = [float(_least(weight)) for weight in (*self.form.unary, *self.form.weights)]
         return state**2 * min([1.0, *weights]) < tiny
 
-    def seen_through(self, form: RuleTensors) -> "Chart":
+    def seen_through(self, form: TensorForm) -> "Chart":
         """The same cells as children of the rules of another form over the same states."""
         chart = copy(self)
         chart.form = form

@@ -11,10 +11,10 @@ from strategies import random_model
 from test_coarse_to_fine import coarse_to_fine_of, flat
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
-from lvpcfg.chart.coarse_to_fine import Fine
-from lvpcfg.chart.decode import DECODERS, PRODUCT, RECALL, VITERBI
-from lvpcfg.chart.forest import Plan, log_likelihood
-from lvpcfg.chart.prune import FineRules
+from lvpcfg.chart.decode.coarse_to_fine import Fine
+from lvpcfg.chart.decode.decode import DECODERS, PRODUCT, RECALL, VITERBI
+from lvpcfg.chart.forest.forest import Plan, log_likelihood
+from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors

@@ -1,7 +1,7 @@
 """Whole-grammar decompositions whose terms serve rules of one kind each: with two phrases, a phrase and a word, a word
 and a phrase, or two words as children.
 
-They take more terms in all, but only those for two phrases are needed at every split of a span (`KruskalByKind`). On a
+They take more terms in all, but only those for two phrases are needed at every split of a span (`CPByChildTypes`). On a
 treebank grammar of 3,839 rules and at a divergence of 0.05 nats a tree 340 terms apart take 0.52 s where 232 together
 take 0.67; at 0.1 it is 0.47 s against 0.58. At 1, which is a poor fit, 64 together take 0.30 s and 100 apart 0.38. Each
 kind keeps its own margins of the counts as far as `apr` does, and so does their sum.
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from lvpcfg.decompose.apr import Fit, Progress, apr
 from lvpcfg.decompose.cover import cover
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
 MANY = 32  # terms for each kind
 
 
-def kinds_of(tensor: Tensor) -> list[Tensor]:
+def parts_by_child_types(tensor: Tensor) -> list[Tensor]:
     """The four parts of a sparse tensor [interminal states, states, states]."""
     tensor = tensor.detach().coalesce()
     _, left, right = tensor.indices()
@@ -34,10 +34,10 @@ def _entries(tensor: Tensor, which: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(place, values, tensor.shape, check_invariants=True).coalesce()
 
 
-def cover_by_kind(tensor: Tensor) -> Factors:
+def cover_by_child_types(tensor: Tensor) -> Factors:
     """The exact cover (see `cover`) of each kind. A fibre of children that are phrases goes on over words, at no cost,
     so that there is less left to cover for the kinds with one word."""
-    phrases, after, before, words = kinds_of(tensor)
+    phrases, after, before, words = parts_by_child_types(tensor)
     first = cover(phrases)
     over_right, after = _extended(first.u, first.v, first.w, after)
     over_left, before = _extended(first.u, over_right, first.v, before.transpose(1, 2).coalesce())
@@ -59,12 +59,14 @@ def _extended(u: Tensor, v: Tensor, w: Tensor, rest: Tensor) -> tuple[Tensor, Te
     return w, _entries(rest, ~own)
 
 
-def apr_by_kind(counts: Tensor, rank: int, sweeps: int = 100, progress: Progress | None = None, **options: Any) -> Fit:
+def apr_by_child_types(
+    counts: Tensor, rank: int, sweeps: int = 100, progress: Progress | None = None, **options: Any
+) -> Fit:
     """CP-APR of each kind, with a share of the terms in proportion to what its exact cover would take.
 
     `options` are those of `apr`.
     """
-    parts = [part for part in kinds_of(counts) if part._nnz()]
+    parts = [part for part in parts_by_child_types(counts) if part._nnz()]
     if len(parts) < 2 or rank < len(parts):
         return apr(counts, rank, sweeps, progress=progress, **options)
     fits: list[Fit] = []

@@ -9,29 +9,29 @@ from hypothesis import strategies as st
 from test_apr import INNER, tight_grammar
 
 from lvpcfg import read_berkeley
-from lvpcfg.chart.build import exact, kruskal
-from lvpcfg.chart.marginals import marginals
+from lvpcfg.chart.fast.build import cp_form, exact
+from lvpcfg.chart.fast.marginals import marginals
 from lvpcfg.decompose.apr import apr, conditional, expected_counts
-from lvpcfg.decompose.kinds import apr_by_kind, cover_by_kind, kinds_of, shares
-from lvpcfg.decompose.whole import rule_tensor
+from lvpcfg.decompose.child_types import apr_by_child_types, cover_by_child_types, parts_by_child_types, shares
+from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.grammar.expectations import expected_states, spectral_radius
 from lvpcfg.grammar.whole_cp import WholeCP
 
 
 def test_the_kinds_are_the_tensor():
     tensor = rule_tensor(tight_grammar())
-    parts = kinds_of(tensor)
+    parts = parts_by_child_types(tensor)
     assert len(parts) == 4
     assert torch.equal(sum(part.to_dense() for part in parts), tensor.to_dense())
     words = torch.zeros(2, 3, 3)
     words[:, 2, 2] = 1
-    assert [part._nnz() for part in kinds_of(words.to_sparse())] == [0, 0, 0, 2]
+    assert [part._nnz() for part in parts_by_child_types(words.to_sparse())] == [0, 0, 0, 2]
 
 
 def test_a_cover_by_kind_parses_as_the_rules_do():
     grammar = tight_grammar()
-    factors = cover_by_kind(rule_tensor(grammar))
-    form = kruskal(grammar.root, factors.u, factors.v, factors.w, grammar, by_kind=True)
+    factors = cover_by_child_types(rule_tensor(grammar))
+    form = cp_form(grammar.root, factors.u, factors.v, factors.w, grammar, by_child_types=True)
     assert form.kinds == (12, 4, 0, 5)  # fibres of phrases cover all rules with a word on the left
     leaf = torch.rand(6, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours, rules = (marginals(one, leaf) for one in (form, exact(grammar)))
@@ -48,13 +48,13 @@ def test_a_cover_by_kind_is_exact(inner, outer, density, seed):
     shape = (inner, inner + outer, inner + outer)
     values = torch.randint(-2, 3, shape, generator=generator) / 2
     tensor = torch.where(torch.rand(shape, generator=generator) < density, values, 0)
-    assert torch.equal(cover_by_kind(tensor.to_sparse()).tensor(), tensor)
+    assert torch.equal(cover_by_child_types(tensor.to_sparse()).tensor(), tensor)
 
 
 def test_counts_fitted_by_kind_keep_their_margins():
     grammar, seen = tight_grammar(), []
     counts = expected_counts(grammar)
-    fit = apr_by_kind(counts, 8, 2000, tolerance=1e-8, progress=lambda sweep, *_: seen.append(sweep))
+    fit = apr_by_child_types(counts, 8, 2000, tolerance=1e-8, progress=lambda sweep, *_: seen.append(sweep))
     assert fit.factors.rank == 8
     assert fit.violation < 1e-8
     assert seen == sorted(seen)
@@ -65,13 +65,13 @@ def test_counts_fitted_by_kind_keep_their_margins():
     ratio = torch.where(truth > 0, truth * (truth / model).log(), 0)
     assert fit.divergence == pytest.approx(float(ratio.sum() - truth.sum() + model.sum()), abs=1e-9)
     rules = conditional(fit.factors, expected_states(grammar)[:INNER])
-    assert all(kruskal(grammar.root, rules.u, rules.v, rules.w, by_kind=True).kinds)
+    assert all(cp_form(grammar.root, rules.u, rules.v, rules.w, by_child_types=True).kinds)
     assert spectral_radius(replace(grammar, binary=WholeCP.from_factors(rules, grammar.binary))) < 1
 
 
 def test_too_few_terms_for_each_kind_are_fitted_together():
     counts = expected_counts(tight_grammar())
-    assert torch.equal(apr_by_kind(counts, 3, 5).factors.tensor(), apr(counts, 3, 5).factors.tensor())
+    assert torch.equal(apr_by_child_types(counts, 3, 5).factors.tensor(), apr(counts, 3, 5).factors.tensor())
 
 
 def test_shares():
@@ -85,7 +85,7 @@ def test_shares():
 @pytest.mark.treebank
 def test_a_real_grammar(data):
     grammar = read_berkeley(data / "grammars" / "wsj_0", lexicon=False).grammar
-    factors = cover_by_kind(rule_tensor(grammar))
-    form = kruskal(grammar.root, factors.u, factors.v, factors.w, by_kind=True)
+    factors = cover_by_child_types(rule_tensor(grammar))
+    form = cp_form(grammar.root, factors.u, factors.v, factors.w, by_child_types=True)
     assert all(found <= expected for found, expected in zip(form.kinds, (143, 126, 144, 260), strict=True))
-    assert apr_by_kind(expected_counts(grammar), 260, 3).divergence < 0.3
+    assert apr_by_child_types(expected_counts(grammar), 260, 3).divergence < 0.3

@@ -1,4 +1,4 @@
-"""Edges of a forest in tiles of one rule each, and what rules do to them: as tensors, or in Kruskal form."""
+"""Edges of a forest in tiles of one rule each, and what rules do to them: as tensors, or in CP form."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.grammar.factors import Factors
 
-Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of Kruskal forms, 0 for tensors
+Shape = tuple[int, int, int, int]  # (x, y, z), and the rank of CP forms, 0 for tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,16 +66,16 @@ class Tensors:
 
 
 @dataclass(frozen=True, eq=False)
-class KruskalForms:
-    """The same in Kruskal form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z].
+class CPTiles:
+    """The same in CP form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z].
 
     Both passes take the children as V y2 and W y3 (`project`), which are made once.
     """
 
     factors: Factors
 
-    def of(self, rule: Tensor) -> "KruskalForms":
-        return KruskalForms(self.factors.map(lambda factor: factor.index_select(0, rule)))
+    def of(self, rule: Tensor) -> "CPTiles":
+        return CPTiles(self.factors.map(lambda factor: factor.index_select(0, rule)))
 
     def project(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """[tiles, width, rank]"""
@@ -99,7 +99,7 @@ class KruskalForms:
         return [torch.bmm(terms.transpose(1, 2), states) for terms, states in pairs]
 
 
-Weights = list[Tensors | KruskalForms]
+Weights = list[Tensors | CPTiles]
 
 
 def pick(column: Tensor, index: Tensor) -> Tensor:

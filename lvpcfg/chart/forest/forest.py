@@ -10,7 +10,7 @@ Edges of one level are computed together, as products of batches of matrices: th
 of one width, with the rule's tensor once a tile. The width is the mean number of edges a rule has there, so that
 neither the padding of tiles nor the tensors more than double. Rules are padded to a few shapes, as few as pay.
 
-A rule may be in Kruskal form (Cohen & Collins 2012), T(y2, y3) = U^T (V y2 * W y3): r (x + y + z) multiplications an
+A rule may be in CP form (Cohen & Collins 2012), T(y2, y3) = U^T (V y2 * W y3): r (x + y + z) multiplications an
 edge instead of x y z, and as many fewer numbers to fetch for each tile.
 
 A unary rule is a binary one whose right child is the constant 1, and the root distribution is the unary rules of
@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.tiles import KruskalForms, Shape, Tensors, Tiles, Weights, outer, pick
-from lvpcfg.grammar.kruskal import Factors
+from lvpcfg.chart.forest.tiles import CPTiles, Shape, Tensors, Tiles, Weights, outer, pick
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rules import within_padding
 
 BATCH = 250_000  # what another batch of edges costs, in multiplications
 CHUNK = 1 << 20  # numbers held by one step
-NARROW = 0.7  # of the mean number of edges of a rule: tiles of Kruskal forms, which have less to fetch for each
+NARROW = 0.7  # of the mean number of edges of a rule: tiles of CP forms, which have less to fetch for each
 SMALL = 8  # multiplications of an edge: where there are no more, each edge is a tile
 NOTHING = -1e9  # the exponent of a node without derivations
 
@@ -91,7 +91,7 @@ class Scores:
 
 
 class Plan:
-    """How to compute a forest under rules of given sizes [rules, (x, y, z)], some of them in Kruskal form."""
+    """How to compute a forest under rules of given sizes [rules, (x, y, z)], some of them in CP form."""
 
     def __init__(self, forest: Forest, sizes: Tensor, cp: RuleCP | None = None) -> None:
         self.forest, self.device, self.cp = forest, forest.rule.device, cp
@@ -101,7 +101,7 @@ class Plan:
         used = occurs.nonzero().squeeze(1)
         self.rule = pick(occurs.cumsum(0) - 1, forest.rule)
         sizes, volume = torch.nn.functional.pad(sizes, (0, 1)), sizes.prod(1)
-        form = torch.zeros_like(volume)  # a rule's place among Kruskal forms
+        form = torch.zeros_like(volume)  # a rule's place among CP forms
         if cp is not None:
             form[cp.cp_rules] = torch.arange(len(cp.cp_rules), device=self.device)
             volume[cp.cp_rules], sizes[cp.cp_rules, 3] = 0, cp.factors.rank
@@ -200,7 +200,7 @@ class Plan:
                     factor.index_select(0, layout[:, 0]).narrow(2, 0, size).to(dtype)
                     for factor, size in zip((self.cp.u, self.cp.v, self.cp.w), (x, y, z), strict=True)
                 )
-                weights.append(KruskalForms(Factors(u, v, w)))
+                weights.append(CPTiles(Factors(u, v, w)))
             else:
                 weights.append(Tensors(rules.new_empty(len(layout), x, y * z, dtype=dtype)))
         for part, place in self._parts(weights):
@@ -257,7 +257,7 @@ class Plan:
             cells = alpha.new_zeros(size + 1, self.widest)
             for tiles in self._steps(level.tiles):
                 rules, children = weights[tiles.shape].of(tiles.rule), self._children(tiles, layout, alpha)
-                if isinstance(rules, KruskalForms):
+                if isinstance(rules, CPTiles):
                     children = projected[tiles.begin] = rules.project(*children)
                 rows = (rules.best_parents(*children) if best else rules.parents(*children)).flatten(0, 1)
                 at = tiles.begin - level.begin
@@ -297,7 +297,7 @@ class Plan:
         return beta
 
     def rule_gradients(self, weights: Weights, scores: Scores, beta: Tensor) -> list[Tensor]:
-        """d log Z / d rules, and by the factors of Kruskal forms, summed over all edges in float64."""
+        """d log Z / d rules, and by the factors of CP forms, summed over all edges in float64."""
         layout = self._by_rule
         total = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
         factors = [] if self.cp is None else [*map(torch.zeros_like, (self.cp.u, self.cp.v, self.cp.w))]
@@ -305,7 +305,7 @@ class Plan:
         for tiles in self._steps(layout.tiles[0]):
             rows, children = self._gradients(tiles, layout, beta, factor), self._children(tiles, layout, scores.alpha)
             rules, tensors = weights[tiles.shape], self.tensors[tiles.shape].index_select(0, tiles.rule)
-            if isinstance(rules, KruskalForms):
+            if isinstance(rules, CPTiles):
                 for into, found in zip(factors, rules.of(tiles.rule).gradients(rows, *children), strict=True):
                     into.narrow(2, 0, found.shape[2]).index_add_(0, tensors[:, 0], found.to(into.dtype))
                 continue
@@ -378,7 +378,7 @@ def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
 
     `rules` are all rule tensors end to end, `leaf` [leaves, states] the Q of each leaf, whose type is that of the
     computation; the derivative by float64 rules is summed up as such. Parameter times derivative is the expected
-    count. The factors of the plan's Kruskal forms have derivatives too.
+    count. The factors of the plan's CP forms have derivatives too.
     """
     factors = () if plan.cp is None else (plan.cp.u, plan.cp.v, plan.cp.w)
     total: Tensor = _LogLikelihood.apply(plan, rules, leaf, *factors)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import LOG, SUM
-from lvpcfg.chart.blocks import Algebra
-from lvpcfg.chart.inside import Allowed, AnyRules, Chart
-from lvpcfg.chart.kruskal import Kruskal
-from lvpcfg.chart.outside import Outside
+from lvpcfg.chart.fast.algebra import LOG, SUM
+from lvpcfg.chart.fast.blocks import Algebra
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.inside import Allowed, AnyRules, Chart
+from lvpcfg.chart.fast.outside import Outside
 
 TABLES = 1 << 27  # bytes
 NARROW, WIDE, LOGARITHMIC = "as given", "float64", "log-sum-exp"
@@ -148,7 +148,7 @@ def log_partition(
     cells it would need have no derivation at all; expected counts, entry times derivative, are right everywhere.
     """
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (leaf, *form.tensors))
-    if isinstance(form, Kruskal) and allowed is None and not differentiable:
+    if isinstance(form, CPForm) and allowed is None and not differentiable:
         form = form.for_log_z
     log_z, sign = _LogPartition.apply(form, lengths, allowed, leaf, *form.tensors)
     return log_z, sign

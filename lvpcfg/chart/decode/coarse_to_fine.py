@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode import Node, Skeleton
-from lvpcfg.chart.forest import Forest, Plan
-from lvpcfg.chart.prune import Coarse, FineRules, Nodes
+from lvpcfg.chart.decode.decode import Node, Skeleton
+from lvpcfg.chart.forest.forest import Forest, Plan
+from lvpcfg.chart.forest.prune import Coarse, FineRules, Nodes
+from lvpcfg.chart.forest.tiles import Tensors, pick, places
 from lvpcfg.chart.stages import Stages
-from lvpcfg.chart.tiles import Tensors, pick, places
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
@@ -50,10 +50,10 @@ class CoarseToFine:
         grammar = nonnegative(grammars[0])
         symbols, device = grammar.symbols, grammar.root.device
         self.stages = stages or Stages(device)
-        self.between = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
+        self.middle = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
         for ancestor in [level for level in grammar.hierarchy if 0 < int(level.max()) < FEW][-1:]:
             few = projected(grammar, expected_states(grammar), ancestor)
-            self.between.append((FineRules(few.grammar), few.words))
+            self.middle.append((FineRules(few.grammar), few.words))
         assert coarse.cover is not None
         self.coarse = Coarse(coarse.grammar, coarse.cover, self.stages)
         self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
@@ -93,8 +93,8 @@ class CoarseToFine:
             word = first[kept.sentence[leaves]] + kept.start[leaves]
             return Fine(forest, rules, rules.leaf(table, word, kept.symbol[leaves]))
 
-        for rules, fold in self.between:
-            with self.stages.stage("between"):
+        for rules, fold in self.middle:
+            with self.stages.stage("middle"):
                 posteriors = fine(rules, words[0] @ fold).posteriors()
                 forest, kept = pruned(forest, kept, posteriors.edges > SHARPER * threshold)
         with self.stages.stage("plan"):

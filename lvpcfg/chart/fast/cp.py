@@ -1,4 +1,4 @@
-"""Whole-grammar Kruskal forms in charts (Cohen, Satta & Collins 2013), T = sum_rho u_rho v_rho w_rho over all states.
+"""Whole-grammar CP forms in charts (Cohen, Satta & Collins 2013), T = sum_rho u_rho v_rho w_rho over all states.
 
 project   V alpha and W alpha, once for each cell
 combine   sum over the splits k of V alpha(i,k) * W alpha(k+1,j), lane by lane
@@ -12,32 +12,32 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import SUM
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, AddProduct, Algebra
-from lvpcfg.chart.forms import Form, RuleTensors
+from lvpcfg.chart.fast.algebra import SUM
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, AddProduct, Algebra
+from lvpcfg.chart.fast.forms import Form, TensorForm
 
 
 @dataclass(frozen=True, eq=False)
-class Kruskal(Form):
+class CPForm(Form):
     """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals.
 
     `kinds` counts the terms for any children, for a phrase and a word, for a word and a phrase, and for two words, in
-    this order. In ordinary arithmetic the latter cost less (`KruskalByKind`).
+    this order. In ordinary arithmetic the latter cost less (`CPByChildTypes`).
     """
 
-    source: RuleTensors | None  # the rules it stands for, for decoders that score rules
+    source: TensorForm | None  # the rules it stands for, for decoders that score rules
     kinds: tuple[int, int, int, int]
 
     narrowest, projects, table_size, whole = 1, True, 0, False
 
-    def to(self, dtype: torch.dtype) -> "Kruskal":
+    def to(self, dtype: torch.dtype) -> "CPForm":
         return replace(super().to(dtype), source=None if self.source is None else self.source.to(dtype))
 
-    def prepared(self, algebra: Algebra) -> "Kruskal":
+    def prepared(self, algebra: Algebra) -> "CPForm":
         return self._by_kind if algebra is SUM and any(self.kinds[1:]) else self
 
     @cached_property
-    def for_log_z(self) -> "Kruskal":
+    def for_log_z(self) -> "CPForm":
         """What is enough for log Z alone: cells may stay in rank space, where that is cheaper.
 
             V alpha(i,j) = V U^T sum_k (V alpha(i,k) * W alpha(k+1,j))   and the same for W
@@ -57,12 +57,12 @@ class Kruskal(Form):
         return RankSpace(root, None, None, (u, u @ inner, outer), rank, None, self.kinds)
 
     @property
-    def unsorted(self) -> "Kruskal":
+    def unsorted(self) -> "CPForm":
         """With terms that all serve any children."""
         return replace(self, kinds=(sum(self.kinds), 0, 0, 0))
 
     @cached_property
-    def _by_kind(self) -> "KruskalByKind":
+    def _by_kind(self) -> "CPByChildTypes":
         u, inner, outer = self.weights
         parts = [[*half.split(self.kinds, 1)] for whole in (inner, outer) for half in whole.tensor_split(2, 1)]
         (v, v_after, *_), (w, _, w_before, _) = parts[:2]
@@ -73,7 +73,7 @@ class Kruskal(Form):
             torch.cat([v_of_word, w_of_word, w_after, v_before, v_words, w_words], 1),
             u.narrow(0, len(u) - self.kinds[3], self.kinds[3]),
         )
-        return KruskalByKind(
+        return CPByChildTypes(
             self.root, self.closure, self.promotion, weights, self.interminals, self.source, self.kinds, self.tensors
         )
 
@@ -115,7 +115,7 @@ class Kruskal(Form):
         return lanes if self.closure is None else algebra.plus(lanes, self.project(algebra, top)[0]), []
 
     def table_of(self, term: int) -> int:
-        raise AssertionError("a Kruskal form fills in no words")
+        raise AssertionError("a CP form fills in no words")
 
     def pad(self, algebra: Algebra, cells: Tensor) -> Tensor:
         return cells
@@ -126,7 +126,7 @@ def _halves(lanes: Tensor) -> Tensor:
     return lanes.unflatten(-1, (2, -1)).movedim(-2, -3)
 
 
-class RankSpace(Kruskal):
+class RankSpace(CPForm):
     """A form whose interminal states are the terms themselves, so that nothing is lifted. It serves log Z alone."""
 
     lifts = False
@@ -136,7 +136,7 @@ class RankSpace(Kruskal):
 
 
 @dataclass(frozen=True, eq=False)
-class KruskalByKind(Kruskal):
+class CPByChildTypes(CPForm):
     """The same in ordinary arithmetic, where a term whose v (or w) has no interminal needs one split alone: its left
     (right) child is a word. The lanes of the rest of the span are not kept with those of the splits, but beside them.
 
@@ -212,7 +212,7 @@ def _with_zeros(parts: Sequence[Tensor | int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The terms of one kind of a Kruskal form: lane by lane over the splits. They need no weights of their own."""
+    """The terms of one kind of a CP form: lane by lane over the splits. They need no weights of their own."""
 
     kind: str = INNER
 
@@ -225,7 +225,7 @@ class Lanes:
             return left * right
         return algebra.dot(left, right)
 
-    def undo(
+    def backward(
         self,
         left: Tensor,
         right: Tensor,

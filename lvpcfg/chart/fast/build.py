@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, WORDS, Block, Whole
-from lvpcfg.chart.forms import AnyForm, Dense, RuleTensors, quarters
-from lvpcfg.chart.kruskal import Kruskal
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, Block, DenseBlock
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.forms import AnyForm, DenseForm, TensorForm, quarters
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rules import within_padding
 from lvpcfg.grammar.whole_cp import WholeCP
@@ -17,7 +17,7 @@ KINDS = (INNER, AFTER, BEFORE, WORDS)  # by whether the left and the right child
 LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
 
 
-def form(grammar: Grammar, fixed: bool = False) -> RuleTensors | Kruskal:
+def form(grammar: Grammar, fixed: bool = False) -> TensorForm | CPForm:
     """What charts of the grammar compute with.
 
     Where parameters are `fixed`, the terms of a CP form can be sorted by what children their zeros leave: charts then
@@ -27,10 +27,10 @@ def form(grammar: Grammar, fixed: bool = False) -> RuleTensors | Kruskal:
     if not isinstance(binary, WholeCP):
         return exact(replace(grammar, binary=binary))
     source = replace(grammar, binary=binary.of_rules(binary.rules))
-    return kruskal(grammar.root, binary.u, binary.v, binary.w, source, by_kind=fixed)
+    return cp_form(grammar.root, binary.u, binary.v, binary.w, source, by_child_types=fixed)
 
 
-def exact(grammar: Grammar) -> RuleTensors:
+def exact(grammar: Grammar) -> TensorForm:
     """The rule tensors of a grammar, in blocks of one shape; numbers of states are rounded up to a few sizes."""
     inner, device = len(grammar.symbols.interminals), grammar.root.device
     tensors = grammar.binary.written_out()
@@ -55,7 +55,7 @@ def exact(grammar: Grammar) -> RuleTensors:
         return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)
 
     keys = torch.cat([tensors.child_types.cpu().unsqueeze(1), rounded[rules]], 1)
-    blocks: list[Block | Whole] = []
+    blocks: list[Block | DenseBlock] = []
     for key in keys.unique(dim=0):
         number, x, y, z = key.tolist()
         kind = KINDS[number]
@@ -64,7 +64,7 @@ def exact(grammar: Grammar) -> RuleTensors:
             place = begin[group] + torch.arange(x * y * z)
             place = place.view(x, y * z) if kind == INNER else place.view(x, y, z)
             place = place if kind in (INNER, AFTER) else place.transpose(0, 1)
-            blocks.append(Whole(kind, (x, y, z), group.to(device), place.to(device)))
+            blocks.append(DenseBlock(kind, (x, y, z), group.to(device), place.to(device)))
             continue
         group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
         lanes = y * z if kind in (INNER, WORDS) else x * max(y, z)
@@ -90,7 +90,7 @@ def exact(grammar: Grammar) -> RuleTensors:
                 )
             )
     padded = bool((rounded != m).any())
-    return with_parameters(RuleTensors(grammar.root, None, None, (), interminals, tuple(blocks), padded), grammar)
+    return with_parameters(TensorForm(grammar.root, None, None, (), interminals, tuple(blocks), padded), grammar)
 
 
 def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
@@ -100,11 +100,11 @@ def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
     """
     closure, promotion = unary_closure(grammar)
     changed = replace(form, root=grammar.root, closure=closure, promotion=promotion)
-    if isinstance(changed, Kruskal):
+    if isinstance(changed, CPForm):
         binary = grammar.binary.for_charts()
         assert isinstance(binary, WholeCP)
         return replace(changed, weights=_weights(binary.u, binary.v, binary.w), source=None)
-    assert isinstance(changed, RuleTensors)
+    assert isinstance(changed, TensorForm)
     values = grammar.binary.written_out().values
     flat = torch.cat([values, values.new_zeros(1)])
     places = [block.places for block in changed.blocks if block.places is not None]
@@ -142,27 +142,27 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     return closure.T, (closure @ words).T
 
 
-def dense(root: Tensor, rules: Tensor) -> Dense:
+def dense(root: Tensor, rules: Tensor) -> DenseForm:
     """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
     inner = len(rules)
     none = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks = tuple(
-        Whole(kind, (inner, part.shape[1], part.shape[2]), none, None)
+        DenseBlock(kind, (inner, part.shape[1], part.shape[2]), none, None)
         for kind, part in zip(KINDS, quarters(rules, inner), strict=True)
     )
-    return Dense(root, None, None, (), inner, blocks, False, rules).with_tensors([root, rules])
+    return DenseForm(root, None, None, (), inner, blocks, False, rules).with_tensors([root, rules])
 
 
-def kruskal(
-    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, by_kind: bool = False
-) -> Kruskal:
-    """A whole-grammar Kruskal form: u [rank, interminals], v and w [rank, states].
+def cp_form(
+    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, by_child_types: bool = False
+) -> CPForm:
+    """A whole-grammar CP form: u [rank, interminals], v and w [rank, states].
 
-    Where the factors stay as they are, their terms can be sorted `by_kind`: charts then leave out what the zeros of v
-    and w make impossible, and have no derivative by those zeros.
+    Where the factors stay as they are, their terms can be sorted `by_child_types`: charts then leave out what the
+    zeros of v and w make impossible, and have no derivative by those zeros.
     """
     inner, (any_kind, after, before, words) = u.shape[1], (len(u), 0, 0, 0)
-    if by_kind:
+    if by_child_types:
         (left, left_word), (right, right_word) = (
             (factor[:, :inner].any(1), factor[:, inner:].any(1)) for factor in (v, w)
         )
@@ -173,7 +173,7 @@ def kruskal(
         any_kind, after, before, words = torch.bincount(kind, minlength=4).tolist()
     closure, promotion = (None, None) if source is None else unary_closure(source)
     rules = None if source is None else exact(source)
-    return Kruskal(root, closure, promotion, _weights(u, v, w), inner, rules, (any_kind, after, before, words))
+    return CPForm(root, closure, promotion, _weights(u, v, w), inner, rules, (any_kind, after, before, words))
 
 
 def _weights(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.blocks import Block
-from lvpcfg.chart.decode import Node, Skeleton
-from lvpcfg.chart.edges import Pairs
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import Chart
-from lvpcfg.chart.kruskal import Kruskal
+from lvpcfg.chart.decode.decode import Node, Skeleton
+from lvpcfg.chart.fast.blocks import Block
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import Chart
+from lvpcfg.chart.fast.pairs import Pairs
 
 
 class Open(NamedTuple):
@@ -25,7 +25,7 @@ class Open(NamedTuple):
     start: int
     width: int
     top: int  # state; -1: to be chosen
-    factor: int = -1  # in a Kruskal form, the factor (column of V beside W) above it
+    factor: int = -1  # in a CP form, the factor (column of V beside W) above it
 
 
 class Edge(NamedTuple):
@@ -89,7 +89,7 @@ class Best:
         chart, form = self.chart, self.form
         cell = node.start * chart.batch + sentence
         tops = [(0.0, node.top)]
-        if isinstance(form, Kruskal) and node.factor >= 0:
+        if isinstance(form, CPForm) and node.factor >= 0:
             values, factors = chart.top[node.width - 1][cell], form.weights[1]
             if node.width == 1:
                 values, factors = torch.cat([values, chart.word_top[cell]]), torch.cat(form.weights[1:])
@@ -128,7 +128,7 @@ class Best:
     ) -> list[tuple[float, int, int | None, tuple[int, ...], tuple[int, ...]]]:
         """The best pairs of children: score, width of the left one, rank, and both as arguments of `Open`."""
         chart, form = self.chart, self.form
-        if isinstance(form, Kruskal):
+        if isinstance(form, CPForm):
             left, right = chart.operands(0, width)
             joint = left[cell] + right[cell] + form.weights[0][:, bottom]  # [splits, rank]
             scores, places = self._largest(joint)
@@ -144,7 +144,7 @@ class Best:
                 found.append((score, split, None, (of_left,), (of_right,)))
         return heapq.nlargest(self.k, found, key=lambda one: one[0])
 
-    def _pairs(self, form: RuleTensors, term: int, width: int, cell: int, bottom: int) -> list[tuple[float, ...]]:
+    def _pairs(self, form: TensorForm, term: int, width: int, cell: int, bottom: int) -> list[tuple[float, ...]]:
         """The best of a term: score, width of the left child, states of both."""
         block = form.blocks[term]
         if isinstance(block, Block):

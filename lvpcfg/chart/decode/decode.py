@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.algebra import MAX, SUM, require_nonnegative
-from lvpcfg.chart.blocks import AFTER, BEFORE, INNER, select
-from lvpcfg.chart.forms import RuleTensors
-from lvpcfg.chart.inside import Allowed, AnyRules, Chart, Spans
-from lvpcfg.chart.outside import Outside
+from lvpcfg.chart.fast.algebra import MAX, SUM, require_nonnegative
+from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, select
+from lvpcfg.chart.fast.forms import TensorForm
+from lvpcfg.chart.fast.inside import Allowed, AnyRules, Chart, Spans
+from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.options import DECODERS, FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL, VITERBI  # noqa: F401  (to be found here)
@@ -47,7 +47,7 @@ class Node:
     top: int
     bottom: int
     split: int  # 0: a word
-    rank: int | None = None  # in derivations of a Kruskal form
+    rank: int | None = None  # in derivations of a CP form
     chain: tuple[int, ...] = ()  # all symbols from top to bottom, where they are known
 
 
@@ -288,13 +288,13 @@ def _log(posterior: Tensor) -> Tensor:
     return torch.nn.functional.threshold(log, math.log(2 * tiny), -math.inf, inplace=True)
 
 
-def _through_rules(chart: Chart) -> tuple[Chart, RuleTensors]:
-    """A chart whose operands are those of rules: for a Kruskal form, of the rules it stands for."""
-    if isinstance(chart.form, RuleTensors):
+def _through_rules(chart: Chart) -> tuple[Chart, TensorForm]:
+    """A chart whose operands are those of rules: for a CP form, of the rules it stands for."""
+    if isinstance(chart.form, TensorForm):
         return chart, chart.form
     source = chart.form.source
     if source is None:
-        raise InputError("this Kruskal form has no list of rules to score: decode it with free-recall.")
+        raise InputError("this CP form has no list of rules to score: decode it with free-recall.")
     return chart.seen_through(source), source
 
 
