@@ -26,7 +26,8 @@ from rich.table import Table
 from torch import Tensor
 
 from lvpcfg import InputError, debinarise, evaluate, normalise, read_berkeley, read_trees
-from lvpcfg.chart.decode.decode import PRODUCT, Skeleton, SymbolChart, SymbolMap
+from lvpcfg.chart.decode.decode import PRODUCT, SymbolChart, SymbolMap
+from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.fast.build import cp_form, dense, exact
 from lvpcfg.chart.fast.inside import AnyRules
 from lvpcfg.chart.fast.partition import Problem, Solution, log_partition, solve_outside

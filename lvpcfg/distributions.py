@@ -16,8 +16,9 @@ from nltk.tree import Tree
 from torch import Tensor
 
 from lvpcfg.chart.decode.best import Best
-from lvpcfg.chart.decode.decode import Derivation, Node, Skeletal, derivations, only
-from lvpcfg.chart.fast.algebra import MAX, Expectation, Log, Sample, require_nonnegative, safe_log
+from lvpcfg.chart.decode.decode import derivations
+from lvpcfg.chart.derivations import Derivation, Node, Skeletal, only
+from lvpcfg.chart.fast.algebra import MAX, Expectation, Log, Sample
 from lvpcfg.chart.fast.build import dense, form
 from lvpcfg.chart.fast.cp import CPForm
 from lvpcfg.chart.fast.inside import AnyRules, Chart
@@ -25,6 +26,7 @@ from lvpcfg.chart.fast.marginals import Marginals, marginals
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, log_partition, solve, total
 from lvpcfg.chart.fast.sample import Sampler
+from lvpcfg.chart.semirings import require_nonnegative, safe_log
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise

@@ -14,16 +14,8 @@ from tqdm import tqdm
 
 from lvpcfg.chart.decode.chains import Chains
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
-from lvpcfg.chart.decode.decode import (
-    Node,
-    Skeletal,
-    Skeleton,
-    SymbolChart,
-    SymbolMap,
-    best_derivations,
-    free_recall,
-    only,
-)
+from lvpcfg.chart.decode.decode import SymbolChart, SymbolMap, best_derivations, free_recall
+from lvpcfg.chart.derivations import Node, Skeletal, Skeleton, only
 from lvpcfg.chart.fast.build import form
 from lvpcfg.chart.fast.forms import TensorForm
 from lvpcfg.chart.fast.inside import AnyRules

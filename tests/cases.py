@@ -8,7 +8,8 @@ import torch
 from enumeration import Dense, derivations, total
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM, Node
+from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM
+from lvpcfg.chart.derivations import Node
 from lvpcfg.chart.fast.build import cp_form, dense, exact
 from lvpcfg.chart.fast.inside import AnyRules
 from lvpcfg.grammar.grammar import Grammar

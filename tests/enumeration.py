@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import Node
+from lvpcfg.chart.derivations import Node
 
 
 @dataclass

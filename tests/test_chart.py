@@ -23,12 +23,12 @@ from lvpcfg.chart.decode.decode import (
     RECALL,
     RULE_SUM,
     VARIATIONAL,
-    Node,
     SymbolChart,
     SymbolMap,
     best_derivations,
     free_recall,
 )
+from lvpcfg.chart.derivations import Node
 from lvpcfg.chart.fast import algebra, build, potentials
 from lvpcfg.chart.fast.blocks import Block
 from lvpcfg.chart.fast.build import cp_form, dense, exact

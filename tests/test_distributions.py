@@ -11,7 +11,7 @@ from enumeration import derivations
 from nltk.tree import Tree
 
 from lvpcfg import Binarisation, InputError, corpus, normalise, train
-from lvpcfg.chart.decode.decode import Node
+from lvpcfg.chart.derivations import Node
 from lvpcfg.distributions import Derivation, ModelTrees, SentCFG, Skeletal, TreeDistribution
 
 LENGTH = 3

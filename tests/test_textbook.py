@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_struct
 from cases import FORMS as FAST_FORMS
-from cases import make
+from cases import WITH_GRAMMAR, make
 from grammars import INNER, OUTER, STATES, random_grammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,10 +18,10 @@ from nltk.parse.viterbi import ViterbiParser
 
 from lvpcfg.chart import lanes
 from lvpcfg.chart.fast import marginals as fast
-from lvpcfg.chart.fast.algebra import safe_log
+from lvpcfg.chart.fast.as_textbook import as_textbook
 from lvpcfg.chart.fast.partition import log_partition as fast_log_partition
 from lvpcfg.chart.lanes import Map, Rules
-from lvpcfg.chart.semirings import CrossEntropy, Entropy, KLDivergence, KMax, Log, Max, Sampled, Signed, zeros
+from lvpcfg.chart.semirings import CrossEntropy, Entropy, KLDivergence, KMax, Log, Max, Sampled, Signed, safe_log, zeros
 from lvpcfg.chart.textbook import CFG, Weights, inside, log_partition, marginals, rule_posteriors, unary_closure
 
 F64 = torch.float64
@@ -336,6 +336,28 @@ def test_against_the_fast_engine(name):
     expected = torch.autograd.grad(fast_log_partition(form, leaf, lengths)[0].sum(), [leaf, root])
     for one, other in zip(gradients, expected, strict=True):
         assert torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", FAST_FORMS)
+def test_the_forms_of_the_fast_engine_as_they_are(name, signed):
+    """Sums, and posteriors of spans and of rules, are those of the fast engine."""
+    case = make(name, signed)
+    leaf, lengths = case.leaf(6, 2) - 0.3 * signed, torch.tensor([6, 4])
+    grammar, words, semiring = as_textbook(case.form), leaf.transpose(0, 1), Signed
+    if not signed:
+        grammar, words, semiring = grammar.change(safe_log), safe_log(words), Log
+    log_z, top, bottom = marginals(grammar, words, lengths, semiring)
+    theirs = fast.marginals(case.form, leaf, lengths)
+    assert torch.allclose(log_z, theirs.log_z)
+    assert torch.allclose(top, theirs.top, atol=1e-9)
+    assert torch.allclose(bottom, theirs.bottom, atol=1e-9)
+    if name in WITH_GRAMMAR:
+        rules = len(case.grammar.binary)
+        for width in (2, 4, 6):
+            expected = fast.anchored(case.form, leaf, width, rules)
+            found = rule_posteriors(grammar, words, width, rules, None, semiring)
+            assert torch.allclose(found, expected, atol=1e-9)
 
 
 class TestDerivatives:

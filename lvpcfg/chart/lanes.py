@@ -64,13 +64,18 @@ class Map:
     def gather(columns: Tensor) -> "Map":
         return Map(None, Entries(columns, (), columns))
 
+    @property
+    def lanes(self) -> Tensor | None:
+        """[outputs]: the input that each output is, if that is all the map does."""
+        return self.entries.columns if self.values is None and self.entries is not None else None
+
     def change(self, function: Callable[[Tensor], Tensor]) -> "Map":
         return self if self.values is None else replace(self, values=function(self.values))
 
     def __call__(self, semiring: Semiring, x: Tensor) -> Tensor:
         """[size, batch, cells, inputs] -> [size, batch, cells, outputs], `values` being the semiring's."""
-        if self.values is None and self.entries is not None:
-            return x.index_select(-1, self.entries.columns)
+        if self.lanes is not None:
+            return x.index_select(-1, self.lanes)
         assert self.values is not None
         values = self.values if self.values.dim() == (4 if self.entries is None else 3) else self.values.unsqueeze(1)
         each = x.shape[1] * values.shape[2:].numel()
@@ -102,10 +107,19 @@ class Rules:
 
         Rules with the same children share a lane; if `skeletal`, [entries], is given, within one skeletal rule.
         """
-        keys = torch.stack([*children, torch.zeros_like(parent) if skeletal is None else skeletal])
-        lanes, lane = keys.unique(dim=1, return_inverse=True)
-        lift = Map.sparse(parent, lane, values, (parents, lanes.shape[1]))
-        return Rules(tuple(map(Map.gather, lanes[:-1])), lift, None if skeletal is None else lanes[-1])
+        columns = [*children] if skeletal is None else [*children, skeletal]
+        sizes = [int(column.max()) + 1 if len(column) else 1 for column in columns]
+        key = torch.zeros_like(parent)
+        for column, size in zip(columns, sizes, strict=True):
+            key = key * size + column
+        key, lane = key.unique(return_inverse=True)
+        lanes = []
+        for size in reversed(sizes):
+            lanes.append(key % size)
+            key = key // size
+        lanes.reverse()
+        lift = Map.sparse(parent, lane, values, (parents, len(key)))
+        return Rules(tuple(map(Map.gather, lanes[: len(children)])), lift, None if skeletal is None else lanes[-1])
 
     @staticmethod
     def from_tensor(tensor: Tensor, children: int = 2) -> "Rules":

@@ -15,11 +15,14 @@ torch-struct's at zeros: its zero is -1e5, which many a long sentence falls belo
 -inf its derivatives, entropies and samples are not numbers.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 import torch_struct
 from torch import Tensor
+
+from lvpcfg.errors import InputError
 
 LARGEST = {torch.float32: 40.0, torch.float64: 340.0}  # the square of exp of it is a finite number
 
@@ -235,3 +238,15 @@ def _fill(xs: Tensor, *values: float) -> Tensor:
     for part, value in zip(xs, values, strict=True):
         part.fill_(value)
     return xs
+
+
+def safe_log(x: Tensor) -> Tensor:
+    """log x, -inf at zero with gradient zero there; not-a-number stays what it is."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1).log(), torch.where(x.isnan(), x, -torch.inf))
+
+
+def require_nonnegative(tensors: Sequence[Tensor], what: str) -> None:
+    """What works on logarithms cannot serve signed parameters."""
+    if any(bool((tensor < 0).any()) for tensor in tensors):
+        raise InputError(f"{what} needs non-negative parameters, and this grammar has negative ones.")

@@ -76,7 +76,10 @@ def inside(
         for r, rules in enumerate(grammar.rules):
             for p in range(1, min(width, len(rules.children))):
                 last = weights.rules.get(width) if p == len(rules.children) - 1 else None
-                prefix[r][p][width] = combine(semiring, prefix[r][p - 1], child[r][p], width, last, rules.skeletal)
+                lanes = (rules.children[0].lanes if p == 1 else None, rules.children[p].lanes)
+                prefix[r][p][width] = combine(
+                    semiring, prefix[r][p - 1], child[r][p], width, lanes, last, rules.skeletal
+                )
             if width >= len(rules.children):
                 lifted = rules.lift(semiring, prefix[r][-1].pop(width))
                 parts.append(torch.cat([lifted, parts[0][..., lifted.shape[-1] :]], -1))
@@ -87,7 +90,7 @@ def inside(
         tops.append(top)
         for r, rules in enumerate(grammar.rules):
             for p, project in enumerate(rules.children):
-                child[r][p][width] = project(semiring, top)
+                child[r][p][width] = top if project.lanes is not None else project(semiring, top)
     whole = torch.stack([top[:, :, 0] for top in tops], 2)  # [size, batch, width, states]: from the first word on
     if lengths is not None:
         whole = whole[:, torch.arange(batch, device=words.device), lengths - 1].unsqueeze(2)
@@ -100,23 +103,36 @@ def combine(
     left: dict[int, Tensor],
     right: dict[int, Tensor],
     width: int,
+    lanes: tuple[Tensor | None, Tensor | None] = (None, None),
     weights: Tensor | None = None,
     skeletal: Tensor | None = None,
 ) -> Tensor:
-    """sum over k of left(i, i + k) * right(i + k, i + width), lane by lane, [size, batch, spans, lanes]."""
+    """sum over k of left(i, i + k) * right(i + k, i + width), lane by lane, [size, batch, spans, lanes].
+
+    `left` and `right` hold lanes by width, or states, of which `lanes` names the one for each lane.
+    """
     splits = [k for k in left if width - k in right]
 
     def sums(first: int, spans: int) -> Tensor:
         products = [
-            semiring.mul(left[k].narrow(2, first, spans), right[width - k].narrow(2, first + k, spans)) for k in splits
+            semiring.mul(
+                _picked(left[k].narrow(2, first, spans), lanes[0]),
+                _picked(right[width - k].narrow(2, first + k, spans), lanes[1]),
+            )
+            for k in splits
         ]
         if weights is not None and skeletal is not None:
             of_split = [weights[:, :, first : first + spans, k - 1].index_select(-1, skeletal) for k in splits]
             products = [semiring.mul(product, weight) for product, weight in zip(products, of_split, strict=True)]
         return semiring.sum(torch.stack(products, -1))
 
-    _, batch, spans, lanes = right[1].shape
-    return in_parts(sums, spans - width + 1, batch * lanes * len(splits))
+    _, batch, spans, size = right[1].shape
+    size = size if lanes[1] is None else len(lanes[1])
+    return in_parts(sums, spans - width + 1, batch * size * len(splits))
+
+
+def _picked(cells: Tensor, lanes: Tensor | None) -> Tensor:
+    return cells if lanes is None else cells.index_select(-1, lanes)
 
 
 def unary_closure(steps: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import Node, Skeleton
+from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.chart.fast.blocks import Block
 from lvpcfg.chart.fast.cp import CPForm
 from lvpcfg.chart.fast.forms import TensorForm

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import safe_log
+from lvpcfg.chart.semirings import safe_log
 from lvpcfg.grammar.grammar import Grammar
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import Node, Skeleton
+from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.chart.forest.forest import Forest, Plan
 from lvpcfg.chart.forest.prune import Coarse, FineRules, Nodes
 from lvpcfg.chart.forest.tiles import Tensors, pick, places

@@ -18,17 +18,18 @@ span and the tag of every word: what stands between is free, so that it is not t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import MAX, SUM, require_nonnegative
+from lvpcfg.chart.derivations import Derivation, Node, Skeletal, Skeleton, only  # noqa: F401
+from lvpcfg.chart.fast.algebra import MAX, SUM
 from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, select
 from lvpcfg.chart.fast.forms import TensorForm
-from lvpcfg.chart.fast.inside import Allowed, AnyRules, Chart, Spans
+from lvpcfg.chart.fast.inside import AnyRules, Chart, Spans
 from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.semirings import require_nonnegative
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.options import DECODERS, FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL, VITERBI  # noqa: F401  (to be found here)
@@ -36,54 +37,6 @@ from lvpcfg.trees.binarisation import INTERMEDIATE
 
 CHUNK = 1 << 22  # numbers held at once
 NEGLIGIBLE = 1e-6  # a posterior below zero by this much is no rounding
-
-
-@dataclass(frozen=True)
-class Node:
-    """A span of a skeletal tree: its symbols above and below unary rules, and the width of its left child."""
-
-    start: int
-    width: int
-    top: int
-    bottom: int
-    split: int  # 0: a word
-    rank: int | None = None  # in derivations of a CP form
-    chain: tuple[int, ...] = ()  # all symbols from top to bottom, where they are known
-
-
-Skeleton = list[Node]  # in preorder
-
-
-@dataclass(frozen=True)
-class Derivation:
-    """A tree whose nodes, in preorder, are labelled with states."""
-
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Skeletal:
-    """A tree whose nodes, in preorder, are labelled with symbols.
-
-    Of a chain of unary rules it has the ends alone: its weight is that of all chains between them.
-    """
-
-    nodes: tuple[Node, ...]
-
-
-def only(trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Tensor) -> Allowed:
-    """The spans of one tree for each sentence, with the states it allows; `symbol` is that of each state."""
-    length, batch = leaf.shape[:2]
-    member = {Derivation: torch.arange(len(symbol)), Skeletal: torch.tensor(symbol)}
-    layers = torch.zeros(2, length, batch, length, len(symbol), dtype=torch.bool)
-    for sentence, tree in enumerate(trees):
-        for node in tree.nodes:
-            if node.start + node.width > length:
-                raise InputError(f"tree {sentence + 1} has more words than the {length} of the batch.")
-            for layer, label in zip(layers, (node.bottom, node.top), strict=True):
-                layer[node.start, sentence, node.width - 1] |= member[type(tree)] == label
-    bottom, top = layers.to(leaf.device)
-    return Allowed(bottom, top)
 
 
 class SymbolChart:

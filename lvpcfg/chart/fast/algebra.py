@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lvpcfg.errors import InputError
+from lvpcfg.chart.semirings import safe_log
 
 CHUNK = 1 << 24  # numbers held at once by a product in a logarithmic algebra
 
@@ -263,18 +263,6 @@ class Expectation(_Parts):
 
     def zeros(self, like: Tensor, *shape: int) -> Tensor:
         return torch.stack([like.new_full(shape, -math.inf), like.new_zeros(shape)])
-
-
-def safe_log(x: Tensor) -> Tensor:
-    """log x, -inf at zero with gradient zero there; not-a-number stays what it is."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1).log(), torch.where(x.isnan(), x, -math.inf))
-
-
-def require_nonnegative(tensors: Sequence[Tensor], what: str) -> None:
-    """What works on logarithms cannot serve signed parameters."""
-    if any(bool((tensor < 0).any()) for tensor in tensors):
-        raise InputError(f"{what} needs non-negative parameters, and this grammar has negative ones.")
 
 
 SUM, LOG, MAX = Sum(), Log(), Max()

@@ -40,6 +40,11 @@ class Block:
     # [rules, y, x * z] (before) and [rules, z, x * y] (after).
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Of the modes (rule, x, y, z) in the weights."""
+        return {BEFORE: (0, 2, 1, 3), AFTER: (0, 3, 1, 2)}.get(self.kind, (0, 1, 2, 3))
+
+    @property
     def filled(self) -> bool:
         """Whether words are filled into the rules beforehand."""
         return self.kind in (BEFORE, AFTER)
@@ -181,6 +186,11 @@ class DenseBlock:
 
     # The weights are [x, y * z] where no child is a word, and there may be more rows than x; [x, y, z] where the right
     # child is one, and else [y, x, z]: such that a word is filled in by one product.
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Of the modes (rule, x, y, z) in the weights."""
+        return (0, 1, 2, 3) if self.kind in (INNER, AFTER) else (0, 2, 1, 3)
 
     @property
     def filled(self) -> bool:

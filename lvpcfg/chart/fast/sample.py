@@ -8,7 +8,7 @@ All nodes of a width, of all samples of all sentences, are expanded together, wi
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import Node, Skeleton
+from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.chart.fast.algebra import SUM
 from lvpcfg.chart.fast.blocks import Block, DenseBlock
 from lvpcfg.chart.fast.cp import CPForm
