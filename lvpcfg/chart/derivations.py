@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.inside import Allowed
 from lvpcfg.errors import InputError
 
 
@@ -41,6 +40,15 @@ class Skeletal:
     """
 
     nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """Which states spans may have, bool [starts, batch, widths, states]: in the bottom layer (binary rules and
+    words) and in the top layer (with unary rules over them)."""
+
+    bottom: Tensor
+    top: Tensor
 
 
 def only(trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Tensor) -> Allowed:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.blocks import AFTER, BEFORE, WORDS, Block
+from lvpcfg.chart.fast.blocks import WORD_FIRST, WORD_LAST, WORDS, Block
 from lvpcfg.chart.fast.cp import CPForm
 from lvpcfg.chart.fast.forms import DenseForm, Form, TensorForm
 from lvpcfg.chart.lanes import Map, Rules
@@ -50,7 +50,7 @@ def _entries(form: TensorForm, number: int) -> list[Tensor]:
         parent, left, right = block.parent, block.left[pair], block.right[pair]
     else:
         parent, left, right = (torch.arange(size, device=device) for size in block.shape)
-    left_is_word, right_is_word = block.kind in (BEFORE, WORDS), block.kind in (AFTER, WORDS)
+    left_is_word, right_is_word = block.child_types in (WORD_FIRST, WORDS), block.child_types in (WORD_LAST, WORDS)
     grid = (len(block.rules), x, y, z)
     parent, rule = parent.view(-1, x, 1, 1).expand(grid), block.rules.view(-1, 1, 1, 1).expand(grid)
     left = (left + inner * left_is_word).view(-1, 1, y, 1).expand(grid)

@@ -1,19 +1,21 @@
 """Grammars and tensors -> forms."""
 
 from dataclasses import replace
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, Block, DenseBlock
+from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
 from lvpcfg.chart.fast.cp import CPForm
-from lvpcfg.chart.fast.forms import AnyForm, DenseForm, TensorForm, quarters
+from lvpcfg.chart.fast.forms import AnyForm, DenseForm, TensorForm, by_child_types
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.rules import within_padding
+from lvpcfg.grammar.rule_tensors import RuleTensors
+from lvpcfg.grammar.rules import BinaryRules, within_padding
 from lvpcfg.grammar.whole_cp import WholeCP
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
-KINDS = (INNER, AFTER, BEFORE, WORDS)  # by whether the left and the right child are words
+CHILD_TYPES = (PHRASES, WORD_LAST, WORD_FIRST, WORDS)  # by whether the left and the right child are words
 LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held at once
 
 
@@ -23,72 +25,81 @@ def form(grammar: Grammar, fixed: bool = False) -> TensorForm | CPForm:
     Where parameters are `fixed`, the terms of a CP form can be sorted by what children their zeros leave: charts then
     leave out what is impossible, and have no derivative by those zeros.
     """
-    binary = grammar.binary.for_charts()
-    if not isinstance(binary, WholeCP):
-        return exact(replace(grammar, binary=binary))
+    return form_of(grammar.binary.for_charts(), grammar, fixed)
+
+
+@singledispatch
+def form_of(binary: BinaryRules, grammar: Grammar, fixed: bool) -> TensorForm | CPForm:
+    """The form of rules as `for_charts` gives them. A representation with a form of its own registers it here."""
+    raise TypeError(f"charts have no form for binary rules as {type(binary).__name__}: see `BinaryRules.for_charts`")
+
+
+@form_of.register
+def _(binary: RuleTensors, grammar: Grammar, fixed: bool) -> TensorForm:
+    return tensor_form(replace(grammar, binary=binary))
+
+
+@form_of.register
+def _(binary: WholeCP, grammar: Grammar, fixed: bool) -> CPForm:
     source = replace(grammar, binary=binary.of_rules(binary.rules))
-    return cp_form(grammar.root, binary.u, binary.v, binary.w, source, by_child_types=fixed)
+    return cp_form(grammar.root, binary.u, binary.v, binary.w, source, sort_terms=fixed)
 
 
-def exact(grammar: Grammar) -> TensorForm:
+def tensor_form(grammar: Grammar) -> TensorForm:
     """The rule tensors of a grammar, in blocks of one shape; numbers of states are rounded up to a few sizes."""
     inner, device = len(grammar.symbols.interminals), grammar.root.device
     tensors = grammar.binary.written_out()
     m, rules = grammar.states.cpu(), tensors.rules.cpu()
     interminals = int(m[:inner].sum())
-    whole = inner == 1 and len(m) == 2  # one tensor, no choice of states
-    rounded = m if whole or len(m.unique()) == 1 else _rounded(m)
+    dense = inner == 1 and len(m) == 2  # one tensor, no choice of states
+    rounded = m if dense or len(m.unique()) == 1 else _rounded(m)
     is_inner = torch.arange(len(m)) < inner
     first = grammar.first_state.cpu()[:-1] - torch.where(is_inner, 0, interminals)
     past = torch.where(is_inner, interminals, int(m[inner:].sum()))
     begin, beyond = tensors.starts.cpu(), len(tensors.values)
 
     def states(symbols: Tensor, size: int) -> Tensor:  # [symbols, size]
-        place = torch.arange(size)
-        inside = place < m[symbols].unsqueeze(1)
-        return torch.where(inside, first[symbols].unsqueeze(1) + place, past[symbols].unsqueeze(1)).to(device)
-
-    def places(block: Tensor, kind: str, shape: tuple[int, int, int]) -> Tensor:
-        place = within_padding(begin[block], m[rules[block]], shape, beyond)
-        order = {BEFORE: (0, 2, 1, 3), AFTER: (0, 3, 1, 2)}.get(kind, (0, 1, 2, 3))
-        place = place.permute(order).flatten(2, 3)
-        return place.to(torch.int32 if beyond < 2**31 else torch.int64).to(device)
+        number = torch.arange(size)
+        inside = number < m[symbols].unsqueeze(1)
+        return torch.where(inside, first[symbols].unsqueeze(1) + number, past[symbols].unsqueeze(1)).to(device)
 
     keys = torch.cat([tensors.child_types.cpu().unsqueeze(1), rounded[rules]], 1)
     blocks: list[Block | DenseBlock] = []
     for key in keys.unique(dim=0):
         number, x, y, z = key.tolist()
-        kind = KINDS[number]
+        child_types = CHILD_TYPES[number]
         group = (keys == key).all(1).nonzero().squeeze(1)
-        if whole:
-            place = begin[group] + torch.arange(x * y * z)
-            place = place.view(x, y * z) if kind == INNER else place.view(x, y, z)
-            place = place if kind in (INNER, AFTER) else place.transpose(0, 1)
-            blocks.append(DenseBlock(kind, (x, y, z), group.to(device), place.to(device)))
+        source = begin[group].view(-1, 1, 1, 1) + torch.arange(x * y * z).view(x, y, z)
+        if dense:
+            tensor = DenseBlock(child_types, (x, y, z), group.to(device), None)
+            source = source.permute(tensor.order).squeeze(0)
+            source = source.flatten(1) if child_types == PHRASES else source
+            blocks.append(replace(tensor, source=source.to(device)))
             continue
         group = group[(rules[group, 1] * len(m) + rules[group, 2]).argsort(stable=True)]
-        lanes = y * z if kind in (INNER, WORDS) else x * max(y, z)
-        for block in group.split(max(1, LANES // lanes)):
-            a, b, c = rules[block].unbind(1)
+        by_pair = child_types in (PHRASES, WORDS)
+        lanes = y * z if by_pair else x * max(y, z)
+        for some in group.split(max(1, LANES // lanes)):
+            a, b, c = rules[some].unbind(1)
             pair = None
-            if kind in (INNER, WORDS):
+            if by_pair:
                 pairs, pair = torch.unique_consecutive(b * len(m) + c, return_inverse=True)
                 b, c = pairs // len(m), pairs % len(m)
-                pair = None if len(pairs) == len(block) else pair.to(device)
-            parent = states(a, x)
-            blocks.append(
-                Block(
-                    kind=kind,
-                    shape=(x, y, z),
-                    rules=block.to(device),
-                    pair=pair,
-                    left=states(b, y),
-                    right=states(c, z),
-                    parent=parent,
-                    sources=_sources(parent.cpu().flatten(), interminals).to(device),
-                    places=places(block, kind, (x, y, z)),
-                )
+                pair = None if len(pairs) == len(some) else pair.to(device)
+            source = within_padding(begin[some], m[rules[some]], (x, y, z), beyond)
+            block = Block(
+                child_types=child_types,
+                shape=(x, y, z),
+                rules=some.to(device),
+                pair=pair,
+                left=states(b, y),
+                right=states(c, z),
+                parent=states(a, x),
+                parents=interminals,
+                source=source,
             )
+            source = source.permute(block.order).flatten(2).to(torch.int32 if beyond < 2**31 else torch.int64)
+            blocks.append(replace(block, source=source.to(device)))
     padded = bool((rounded != m).any())
     return with_parameters(TensorForm(grammar.root, None, None, (), interminals, tuple(blocks), padded), grammar)
 
@@ -107,25 +118,15 @@ def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
     assert isinstance(changed, TensorForm)
     values = grammar.binary.written_out().values
     flat = torch.cat([values, values.new_zeros(1)])
-    places = [block.places for block in changed.blocks if block.places is not None]
-    return replace(changed, weights=tuple(flat.index_select(0, place.flatten()).view(place.shape) for place in places))
+    sources = [block.source for block in changed.blocks if block.source is not None]
+    weights = (flat.index_select(0, source.flatten()).view(source.shape) for source in sources)
+    return replace(changed, weights=tuple(weights))
 
 
 def _rounded(m: Tensor) -> Tensor:
     """Up to the next of SIZES, if there is one."""
     sizes = torch.tensor(SIZES)
     return torch.where(m <= sizes[-1], sizes[torch.searchsorted(sizes, m).clamp_max(len(sizes) - 1)], m)
-
-
-def _sources(target: Tensor, size: int) -> Tensor:
-    """[size, most]: the rows that go to each target, and one past the last row as padding."""
-    rows = target.argsort(stable=True)
-    rows = rows[target[rows] < size]
-    counts = torch.bincount(target[rows], minlength=size)
-    place = torch.arange(max(1, int(counts.max())))
-    begin = (counts.cumsum(0) - counts).unsqueeze(1)
-    padded = torch.cat([rows, rows.new_tensor([len(target)])])
-    return padded[torch.where(place < counts.unsqueeze(1), begin + place, len(rows))]
 
 
 def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]:
@@ -142,38 +143,41 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     return closure.T, (closure @ words).T
 
 
-def dense(root: Tensor, rules: Tensor) -> DenseForm:
+def dense_form(root: Tensor, rules: Tensor) -> DenseForm:
     """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
     inner = len(rules)
-    none = torch.zeros(1, dtype=torch.int64, device=rules.device)
+    only_rule = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks = tuple(
-        DenseBlock(kind, (inner, part.shape[1], part.shape[2]), none, None)
-        for kind, part in zip(KINDS, quarters(rules, inner), strict=True)
+        DenseBlock(child_types, (inner, part.shape[1], part.shape[2]), only_rule, None)
+        for child_types, part in zip(CHILD_TYPES, by_child_types(rules, inner), strict=True)
     )
     return DenseForm(root, None, None, (), inner, blocks, False, rules).with_tensors([root, rules])
 
 
 def cp_form(
-    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, by_child_types: bool = False
+    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, sort_terms: bool = False
 ) -> CPForm:
-    """A whole-grammar CP form: u [rank, interminals], v and w [rank, states].
+    """One CP form of a whole grammar: u [rank, interminals], v and w [rank, states].
 
-    Where the factors stay as they are, their terms can be sorted `by_child_types`: charts then leave out what the
+    Where the factors stay as they are, their terms can be sorted by their children: charts then leave out what the
     zeros of v and w make impossible, and have no derivative by those zeros.
     """
-    inner, (any_kind, after, before, words) = u.shape[1], (len(u), 0, 0, 0)
-    if by_child_types:
+    counts = (len(u), 0, 0, 0)
+    if sort_terms:
+        inner = u.shape[1]
         (left, left_word), (right, right_word) = (
             (factor[:, :inner].any(1), factor[:, inner:].any(1)) for factor in (v, w)
         )
-        kind = torch.where(left | right, 0, 3)
-        kind = torch.where(left & ~left_word & ~right, 1, torch.where(right & ~right_word & ~left, 2, kind))
-        order = kind.argsort(stable=True)
+        child_types = torch.where(left | right, 0, 3)
+        child_types = torch.where(left & ~left_word & ~right, 1, child_types)
+        child_types = torch.where(right & ~right_word & ~left, 2, child_types)
+        order = child_types.argsort(stable=True)
         u, v, w = u[order], v[order], w[order]
-        any_kind, after, before, words = torch.bincount(kind, minlength=4).tolist()
+        general, last, first, words = torch.bincount(child_types, minlength=4).tolist()
+        counts = (general, last, first, words)
     closure, promotion = (None, None) if source is None else unary_closure(source)
-    rules = None if source is None else exact(source)
-    return CPForm(root, closure, promotion, _weights(u, v, w), inner, rules, (any_kind, after, before, words))
+    rules = None if source is None else tensor_form(source)
+    return CPForm(root, closure, promotion, _weights(u, v, w), u.shape[1], rules, counts)
 
 
 def _weights(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:

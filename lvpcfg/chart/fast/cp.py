@@ -1,4 +1,4 @@
-"""Whole-grammar CP forms in charts (Cohen, Satta & Collins 2013), T = sum_rho u_rho v_rho w_rho over all states.
+"""One CP form of a whole grammar in charts (Cohen, Satta & Collins 2013): T = sum_rho u_rho v_rho w_rho.
 
 project   V alpha and W alpha, once for each cell
 combine   sum over the splits k of V alpha(i,k) * W alpha(k+1,j), lane by lane
@@ -8,12 +8,12 @@ lift      U^T, once for each cell
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import SUM
-from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, AddProduct, Algebra
+from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, AddProduct
 from lvpcfg.chart.fast.forms import Form, TensorForm
 
 
@@ -21,20 +21,24 @@ from lvpcfg.chart.fast.forms import Form, TensorForm
 class CPForm(Form):
     """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals.
 
-    `kinds` counts the terms for any children, for a phrase and a word, for a word and a phrase, and for two words, in
-    this order. In ordinary arithmetic the latter cost less (`CPByChildTypes`).
+    `term_counts` counts the terms for any children, for a phrase and a word, for a word and a phrase, and for two
+    words, in this order. The latter three cost less (`SortedCPForm`).
     """
 
     source: TensorForm | None  # the rules it stands for, for decoders that score rules
-    kinds: tuple[int, int, int, int]
+    term_counts: tuple[int, int, int, int]
 
-    narrowest, projects, table_size, whole = 1, True, 0, False
+    narrowest: ClassVar[int] = 1
+    projects: ClassVar[bool] = True
+    matrix_size: ClassVar[int] = 0
+    dense: ClassVar[bool] = False
+    lifts: ClassVar[bool] = True
 
     def to(self, dtype: torch.dtype) -> "CPForm":
         return replace(super().to(dtype), source=None if self.source is None else self.source.to(dtype))
 
-    def prepared(self, algebra: Algebra) -> "CPForm":
-        return self._by_kind if algebra is SUM and any(self.kinds[1:]) else self
+    def prepared(self) -> "CPForm":
+        return self._sorted if any(self.term_counts[1:]) else self
 
     @cached_property
     def for_log_z(self) -> "CPForm":
@@ -43,38 +47,47 @@ class CPForm(Form):
             V alpha(i,j) = V U^T sum_k (V alpha(i,k) * W alpha(k+1,j))   and the same for W
 
         (Cohen, Satta & Collins 2013, section 4.) The products of the factors, and of unary rules with them, are made
-        once, so that all that is left of U is what the whole sentence ends in.
+        once, so that all that is left of U is what the sentence ends in.
         """
         u, inner, outer = self.weights
         rank, states = u.shape
-        if any(self.kinds[1:]) or 2 * rank > 3 * states + (0 if self.closure is None else states * states / rank):
+        lifting = 3 * states + (0 if self.closure is None else states * states / rank)
+        if any(self.term_counts[1:]) or 2 * rank > lifting:
             return self
         phrases, tags = self.root.split([states, len(self.root) - states])
         if self.closure is not None and self.promotion is not None:
             tags, outer = tags + self.promotion @ phrases, outer + self.promotion @ inner
             u = u @ self.closure
         root = torch.cat([u @ phrases, tags])
-        return RankSpace(root, None, None, (u, u @ inner, outer), rank, None, self.kinds)
+        return RankSpace(root, None, None, (u, u @ inner, outer), rank, None, self.term_counts)
 
     @property
     def unsorted(self) -> "CPForm":
         """With terms that all serve any children."""
-        return replace(self, kinds=(sum(self.kinds), 0, 0, 0))
+        return replace(self, term_counts=(sum(self.term_counts), 0, 0, 0))
 
     @cached_property
-    def _by_kind(self) -> "CPByChildTypes":
+    def _sorted(self) -> "SortedCPForm":
         u, inner, outer = self.weights
-        parts = [[*half.split(self.kinds, 1)] for whole in (inner, outer) for half in whole.tensor_split(2, 1)]
-        (v, v_after, *_), (w, _, w_before, _) = parts[:2]
-        (v_of_word, _, v_before, v_words), (w_of_word, w_after, _, w_words) = parts[2:]
+        parts = [[*side.split(self.term_counts, 1)] for both in (inner, outer) for side in both.tensor_split(2, 1)]
+        (v, v_last, *_), (w, _, w_first, _) = parts[:2]
+        (v_of_word, _, v_first, v_words), (w_of_word, w_last, _, w_words) = parts[2:]
+        others = len(u) - self.term_counts[3]
         weights = (
-            u.narrow(0, 0, len(u) - self.kinds[3]),
-            torch.cat([v, w, v_after, w_before], 1),
-            torch.cat([v_of_word, w_of_word, w_after, v_before, v_words, w_words], 1),
-            u.narrow(0, len(u) - self.kinds[3], self.kinds[3]),
+            u.narrow(0, 0, others),
+            torch.cat([v, w, v_last, w_first], 1),
+            torch.cat([v_of_word, w_of_word, w_last, v_first, v_words, w_words], 1),
+            u.narrow(0, others, self.term_counts[3]),
         )
-        return CPByChildTypes(
-            self.root, self.closure, self.promotion, weights, self.interminals, self.source, self.kinds, self.tensors
+        return SortedCPForm(
+            self.root,
+            self.closure,
+            self.promotion,
+            weights,
+            self.interminals,
+            self.source,
+            self.term_counts,
+            self.tensors,
         )
 
     @property
@@ -88,36 +101,34 @@ class CPForm(Form):
     def terms(self, width: int) -> list[int]:
         return [0]
 
-    lifts = True
-
     @property
-    def beside(self) -> tuple[int, ...]:
-        """Numbers of lanes that `project` finds beside the others."""
+    def rest_lanes(self) -> tuple[int, ...]:
+        """Numbers of lanes that `project` finds for spans beside a word, apart from those for splits."""
         return ()
 
     @property
-    def terms_lifted(self) -> int:
+    def lifted_terms(self) -> int:
         return self.weights[0].shape[-2]
 
-    def add(self, algebra: Algebra, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    def join(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """What the terms bring to cells, together."""
-        return out.copy_(algebra.add(parts))
+        return out.copy_(parts[0])
 
-    def lift(self, algebra: Algebra, combined: Tensor, out: Tensor) -> None:
-        algebra.multiply(combined, self.weights[0], out)
+    def lift(self, combined: Tensor, out: Tensor) -> None:
+        torch.mm(combined, self.weights[0], out=out)
 
-    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def project(self, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """By V as a left child and by W as a right child, [2, cells, rank]."""
-        return _halves(algebra.matmul(top, self.weights[1])), []
+        return _halves(torch.mm(top, self.weights[1])), []
 
-    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        lanes = _halves(algebra.matmul(word, self.weights[2]))
-        return lanes if self.closure is None else algebra.plus(lanes, self.project(algebra, top)[0]), []
+    def words(self, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        lanes = _halves(torch.mm(word, self.weights[2]))
+        return lanes if self.closure is None else lanes + self.project(top)[0], []
 
-    def table_of(self, term: int) -> int:
-        raise AssertionError("a CP form fills in no words")
+    def matrices_of(self, term: int) -> int:
+        raise AssertionError("the terms of a CP form need no matrices")
 
-    def pad(self, algebra: Algebra, cells: Tensor) -> Tensor:
+    def pad(self, cells: Tensor) -> Tensor:
         return cells
 
 
@@ -129,16 +140,16 @@ def _halves(lanes: Tensor) -> Tensor:
 class RankSpace(CPForm):
     """A form whose interminal states are the terms themselves, so that nothing is lifted. It serves log Z alone."""
 
-    lifts = False
+    lifts: ClassVar[bool] = False
 
-    def lift(self, algebra: Algebra, combined: Tensor, out: Tensor) -> None:
+    def lift(self, combined: Tensor, out: Tensor) -> None:
         out.copy_(combined)
 
 
 @dataclass(frozen=True, eq=False)
-class CPByChildTypes(CPForm):
-    """The same in ordinary arithmetic, where a term whose v (or w) has no interminal needs one split alone: its left
-    (right) child is a word. The lanes of the rest of the span are not kept with those of the splits, but beside them.
+class SortedCPForm(CPForm):
+    """A CP form whose terms are sorted by their children. A term whose v (or w) has no interminal needs one split
+    alone: its left (right) child is a word. The lanes of the rest of the span are kept apart from those for splits.
 
     weights: U without the terms for two words; over interminals V and W of the terms for any children, V of those for
     a phrase and a word, W of those for a word and a phrase; over preterminals V and W of the first, W of the second, V
@@ -154,53 +165,54 @@ class CPByChildTypes(CPForm):
 
     @property
     def lanes(self) -> int:
-        return self.kinds[0]
+        return self.term_counts[0]
 
     @property
-    def beside(self) -> tuple[int, ...]:
-        return self.kinds[1:3]
+    def rest_lanes(self) -> tuple[int, ...]:
+        return self.term_counts[1:3]
 
     @cached_property
     def blocks(self) -> tuple["Lanes", ...]:
-        return Lanes(), Lanes(AFTER), Lanes(BEFORE)
+        return Lanes(), Lanes(WORD_LAST), Lanes(WORD_FIRST)
 
     def terms(self, width: int) -> list[int]:
         return [0, 1, 2]
 
-    def add(self, algebra: Algebra, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    def join(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         return torch.cat([*parts], -1, out=out)
 
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
-        return combined.split(self.kinds[:3], -1)
+        return combined.split(self.term_counts[:3], -1)
 
-    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Beside the lanes of the splits, those of spans without their last word and without their first."""
-        return self._apart(torch.mm(top, self.weights[1]), self.kinds[1:3])
+    def project(self, top: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Also the lanes of spans without their last word and without their first."""
+        return self._apart(torch.mm(top, self.weights[1]), self.term_counts[1:3])
 
-    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        """The tables: words as the last of a span, as the first, as the first of two and as the last of two."""
-        lanes, tables = self._apart(torch.mm(word, self.weights[2]), [*self.kinds[1:], self.kinds[3]])
-        return lanes if self.closure is None else lanes + self.project(algebra, top)[0], tables
+    def words(self, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """Also the lanes of words as the last of a span, as the first, as the first of two and as the last of two."""
+        lanes, others = self._apart(torch.mm(word, self.weights[2]), [*self.term_counts[1:], self.term_counts[3]])
+        return lanes if self.closure is None else lanes + self.project(top)[0], others
 
     def _apart(self, lanes: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        both, *beside = lanes.split([2 * self.kinds[0], *sizes], -1)
-        return _halves(both), beside
+        both, *others = lanes.split([2 * self.term_counts[0], *sizes], -1)
+        return _halves(both), others
 
-    def table_of(self, term: int) -> int:
+    def matrices_of(self, term: int) -> int:
+        """The place of the term's words in what `words` finds."""
         return term - 1
 
     def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
-        """With zeros for what is no part of a term of its kind."""
+        """With zeros for what is no part of a term with such children."""
         some, inner, outer, of_words = (
             torch.zeros_like(weight) if gradient is None else gradient
             for gradient, weight in zip(weights, self.weights, strict=True)
         )
         u = torch.cat([some, of_words])
-        general, after, before, words = self.kinds
-        v, w, v_after, w_before = inner.split([general, general, after, before], 1)
-        phrases = [v, v_after, before + words, w, after, w_before, words]
-        v, w, w_after, v_before, v_words, w_words = outer.split([general, general, after, before, words, words], 1)
-        tags = [v, after, v_before, v_words, w, w_after, before, w_words]
+        general, last, first, words = self.term_counts
+        v, w, v_last, w_first = inner.split([general, general, last, first], 1)
+        phrases = [v, v_last, first + words, w, last, w_first, words]
+        v, w, w_last, v_first, v_words, w_words = outer.split([general, general, last, first, words, words], 1)
+        tags = [v, last, v_first, v_words, w, w_last, first, w_words]
         return [u, *(_with_zeros(parts) for parts in (phrases, tags))]
 
 
@@ -212,18 +224,18 @@ def _with_zeros(parts: Sequence[Tensor | int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The terms of one kind of a CP form: lane by lane over the splits. They need no weights of their own."""
+    """The terms of a CP form with the same types of children: lane by lane over the splits, without weights."""
 
-    kind: str = INNER
+    child_types: str = PHRASES
 
     @property
-    def filled(self) -> bool:
-        return self.kind != INNER
+    def has_matrices(self) -> bool:
+        return self.child_types != PHRASES
 
-    def apply(self, algebra: Algebra, left: Tensor, right: Tensor, _: Tensor) -> Tensor:
-        if self.kind != INNER:  # a word and the rest of the span
+    def apply(self, left: Tensor, right: Tensor, _: Tensor) -> Tensor:
+        if self.child_types != PHRASES:  # a word and the rest of the span
             return left * right
-        return algebra.dot(left, right)
+        return (left * right).sum(-2)
 
     def backward(
         self,
@@ -234,8 +246,8 @@ class Lanes:
         into: tuple[Tensor, Tensor],
         add: AddProduct | None,
     ) -> None:
-        """Backwards through `apply` in ordinary arithmetic."""
+        """Backwards through `apply`."""
         into_left, into_right = into
-        lanes = gradient.unsqueeze(-2) if self.kind == INNER else gradient
+        lanes = gradient.unsqueeze(-2) if self.child_types == PHRASES else gradient
         into_left.addcmul_(lanes, right)
         into_right.addcmul_(lanes, left)

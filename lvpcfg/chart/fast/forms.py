@@ -1,10 +1,10 @@
-"""Forms of a grammar: how its rules turn left and right cells into a parent cell.
+"""Forms of a grammar: how its rules turn left and right cells into a parent cell, in ordinary numbers.
 
 For all spans of one width at once (cells = spans x sentences, as one dimension) a form supplies
 
-    words     what the rules become once a word is filled in for one of their children
+    words     what rules become when they are contracted with a word for one of their children
     project   a finished cell -> the lanes under which it serves as a left and as a right child
-    terms     left and right lanes -> what each term brings to the parent, combined over the splits
+    terms     left and right lanes -> what each block of rules brings to the parent, combined over the splits
     lift      the sum of the terms -> parent cell
     anchored  the posterior of each skeletal rule at each split (of the blocks of `TensorForm`)
 
@@ -13,7 +13,7 @@ only.
 
 `TensorForm` holds T^{a -> b c} in batches of one shape: a PCFG (all m = 1), an L-PCFG with any number of
 states for each symbol, or one dense tensor (one symbol whose states are all the nonterminals). `CPForm`, in
-`kruskal.py`, is the other kind of form.
+`cp.py`, is the other form.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,12 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import SUM
-from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, Algebra, Block, DenseBlock
+from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What all forms have; its tensors are in the arithmetic of the chart they are used in."""
+    """What all forms have."""
 
     root: Tensor  # [states]
     closure: Tensor | None  # [interminal states (bottom), the same (top)]: no, one or more unary rules
@@ -53,22 +52,19 @@ class Form:
         root, closure, promotion, *weights = tensors
         return replace(self, root=root, closure=closure, promotion=promotion, weights=tuple(weights))
 
-    def with_weights(self: "AnyForm", weights: Sequence[Tensor]) -> "AnyForm":
-        return replace(self, weights=tuple(weights))
-
     def to(self: "AnyForm", dtype: torch.dtype) -> "AnyForm":
         return self.with_tensors([tensor.to(dtype) for tensor in self.tensors])
 
-    def prepared(self: "AnyForm", algebra: Algebra) -> "AnyForm":
-        """As it is best for charts in this algebra."""
+    def prepared(self: "AnyForm") -> "AnyForm":
+        """In the layout that charts are fastest with."""
         return self
 
     def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
-        """From the gradients of the weights to those of the tensors."""
+        """From the gradients of the weights of the prepared form to those of the tensors."""
         return weights
 
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
-        """The gradients of the terms from that of what they come to together, in ordinary arithmetic."""
+        """The gradients of the terms from that of what they come to together."""
         return [combined] * len(terms)
 
 
@@ -80,14 +76,18 @@ class TensorForm(Form):
     blocks: tuple[Block | DenseBlock, ...]  # parallel to weights
     padded: bool  # cells end in a state that is always zero
 
+    projects: ClassVar[bool] = False
+    lifted_terms: ClassVar[int] = 0
+    rest_lanes: ClassVar[tuple[int, ...]] = ()
+
     @cached_property
-    def whole(self) -> bool:
-        """Whether the rules are whole tensors, without a choice of states."""
+    def dense(self) -> bool:
+        """Whether the rules are tensors over all states."""
         return any(isinstance(block, DenseBlock) for block in self.blocks)
 
     @property
     def narrowest(self) -> int:
-        """Width of the narrowest span that serves as a child otherwise than as a word filled in."""
+        """Width of the narrowest span that is a child as a phrase: of 1 word, where there are unary rules."""
         return 2 if self.closure is None else 1
 
     def terms(self, width: int) -> list[int]:
@@ -97,52 +97,46 @@ class TensorForm(Form):
     @cached_property
     def _terms(self) -> list[list[int]]:
         """For spans of each width, up to the narrowest that all blocks but those for two words make."""
-        least = {BEFORE: 1 + self.narrowest, AFTER: 1 + self.narrowest, INNER: 2 * self.narrowest}
-        kinds = [*enumerate(block.kind for block in self.blocks)]
+        least = {WORD_FIRST: 1 + self.narrowest, WORD_LAST: 1 + self.narrowest, PHRASES: 2 * self.narrowest}
+        numbered = [*enumerate(block.child_types for block in self.blocks)]
         return [
-            [i for i, kind in kinds if (width == 2 if kind == WORDS else width >= least[kind])]
+            [i for i, types in numbered if (width == 2 if types == WORDS else width >= least[types])]
             for width in range(max(3, 2 * self.narrowest) + 1)
         ]
-
-    projects, terms_lifted = False, 0
-    beside: ClassVar[tuple[int, ...]] = ()
 
     @property
     def lanes(self) -> int:
         return self.interminals + self.padded
 
-    def table_of(self, term: int) -> int:
-        """The place of a block among those that a word is filled in for."""
-        return self._filled.index(term)
+    def matrices_of(self, term: int) -> int:
+        """The number of a block among those that are contracted with words."""
+        return self._with_matrices.index(term)
 
     @cached_property
-    def _filled(self) -> list[int]:
-        return [term for term, block in enumerate(self.blocks) if block.filled]
+    def _with_matrices(self) -> list[int]:
+        return [term for term, block in enumerate(self.blocks) if block.has_matrices]
 
     @cached_property
-    def table_size(self) -> int:
-        """Numbers that a word takes when it is filled into the rules."""
-        filled = [block for block in self.blocks if block.filled]
-        return sum(len(one.rules) * one.shape[0] * one.shape[1 if one.kind == AFTER else 2] for one in filled)
+    def matrix_size(self) -> int:
+        """Numbers in the matrices of one word."""
+        blocks = [self.blocks[term] for term in self._with_matrices]
+        return sum(
+            len(block.rules) * block.shape[0] * block.shape[1 if block.child_types == WORD_LAST else 2]
+            for block in blocks
+        )
 
-    def project(self, algebra: Algebra, top: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def project(self, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The same on both sides, [1, cells, states]."""
-        return self.pad(algebra, top).unsqueeze(-3), []
+        return self.pad(top).unsqueeze(-3), []
 
-    def words(self, algebra: Algebra, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        """The lanes of single words, and the rules with each word filled in."""
-        padded = self.pad(algebra, word)
-        tables = [
-            block.table(algebra, padded, weights)
-            for block, weights in zip(self.blocks, self.weights, strict=True)
-            if block.filled
-        ]
-        return None if self.closure is None else self.project(algebra, top)[0], tables
+    def words(self, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """The lanes of single words, and the matrices that they make of the rules."""
+        padded = self.pad(word)
+        matrices = [self.blocks[term].matrices(padded, self.weights[term]) for term in self._with_matrices]
+        return None if self.closure is None else self.project(top)[0], matrices
 
-    def pad(self, algebra: Algebra, cells: Tensor) -> Tensor:
-        if not self.padded:
-            return cells
-        return torch.cat([cells, algebra.zeros(cells, *cells.shape[len(algebra.lead) : -1], 1)], -1)
+    def pad(self, cells: Tensor) -> Tensor:
+        return torch.nn.functional.pad(cells, (0, 1)) if self.padded else cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,39 +151,38 @@ class DenseForm(TensorForm):
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "DenseForm":
         root, rules = tensors
-        return replace(self, root=root, rules=rules, weights=tuple(quarters(rules.detach(), self.interminals)))
+        return replace(self, root=root, rules=rules, weights=tuple(by_child_types(rules.detach(), self.interminals)))
 
     @property
     def lanes(self) -> int:
         return self.blocks[0].shape[1]
 
-    def prepared(self, algebra: Algebra) -> "DenseForm":
+    def prepared(self) -> "DenseForm":
         """Numbers of states that are no multiple of 8 make products slow: phrases get states that are always 0."""
-        phrases, after, before, words = self.weights
+        phrases, word_last, word_first, words = self.weights
         block, *blocks = self.blocks
-        if algebra is SUM:
-            size = -(-self.interminals // 8) * 8
-            block = replace(block, shape=(self.interminals, size, size))
-            phrases = torch.nn.functional.pad(phrases, (0, size - self.interminals) * 3)
-        before, words = (part.transpose(-2, -3).contiguous() for part in (before, words))
-        weights = (phrases.flatten(-2), after.contiguous(), before, words)
+        size = -(-self.interminals // 8) * 8
+        block = replace(block, shape=(self.interminals, size, size))
+        phrases = torch.nn.functional.pad(phrases, (0, size - self.interminals) * 3)
+        word_first, words = (part.transpose(-2, -3).contiguous() for part in (word_first, words))
+        weights = (phrases.flatten(-2), word_last.contiguous(), word_first, words)
         return replace(self, weights=weights, blocks=(block, *blocks))
 
     def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
         rules = torch.empty_like(self.rules)
-        places = quarters(rules, self.interminals)
-        places[2:] = [place.transpose(-3, -2) for place in places[2:]]
-        for gradient, place in zip(weights, places, strict=True):
+        parts = by_child_types(rules, self.interminals)
+        parts[2:] = [part.transpose(-3, -2) for part in parts[2:]]
+        for gradient, part in zip(weights, parts, strict=True):
             if gradient is None:
-                place.zero_()
+                part.zero_()
                 continue
-            if gradient.dim() < place.dim():
+            if gradient.dim() < part.dim():
                 gradient = gradient.unflatten(-1, self.blocks[0].shape[1:])
-            place.copy_(gradient.narrow(-2, 0, place.shape[-2]).narrow(-1, 0, place.shape[-1]))
+            part.copy_(gradient.narrow(-2, 0, part.shape[-2]).narrow(-1, 0, part.shape[-1]))
         return [rules]
 
 
-def quarters(rules: Tensor, interminals: int) -> list[Tensor]:
+def by_child_types(rules: Tensor, interminals: int) -> list[Tensor]:
     """[x, y, z], children being: two phrases; a phrase and a word; a word and a phrase; two words."""
     sizes = [interminals, rules.shape[-1] - interminals]
     return [part for half in rules.split(sizes, -2) for part in half.split(sizes, -1)]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import SUM
-from lvpcfg.chart.fast.blocks import AFTER, INNER
+from lvpcfg.chart.derivations import Allowed
+from lvpcfg.chart.fast.blocks import PHRASES, WORD_LAST
 from lvpcfg.chart.fast.forms import TensorForm
-from lvpcfg.chart.fast.inside import Allowed, AnyRules
-from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, Solution, solve_outside
+from lvpcfg.chart.fast.inside import FastForm
+from lvpcfg.chart.fast.logarithms import LogChart
+from lvpcfg.chart.fast.partition import Problem, Solution, solve_outside
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 
@@ -39,7 +40,7 @@ def by_symbol(values: Tensor, grammar: Grammar) -> Tensor:
     return values.new_zeros(*values.shape[:-1], len(grammar.symbols)).index_add(-1, symbol, values)
 
 
-def marginals(form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None) -> Marginals:
+def marginals(form: FastForm, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None) -> Marginals:
     """Posteriors of all spans and states. `leaf` is [length, batch, preterminal states]."""
     with torch.no_grad():
         problem = Problem(form, leaf, lengths, allowed)
@@ -65,14 +66,13 @@ def anchored(form: TensorForm, leaf: Tensor, width: int, rules: int) -> Tensor:
     found = leaf.new_zeros(rules, starts, batch, width - 1)
     with torch.no_grad():
         for solution in solve_outside(Problem(form, leaf), torch.ones(batch, dtype=torch.float64, device=leaf.device)):
-            chart, outside = solution.chart, solution.outside
-            assert outside is not None
-            if solution.level == LOGARITHMIC:
+            if solution.sums is None:
                 raise InputError("posteriors of rules are not available for sentences that need log-sum-exp.")
-            beta = form.pad(SUM, outside.bottom[width - 1])
+            chart, outside = solution.sums
+            beta = form.pad(outside.bottom[width - 1])
             for term in form.terms(width):
                 block = form.blocks[term]
-                first = {INNER: form.narrowest - 1, AFTER: width - 2}.get(block.kind, 0)
+                first = {PHRASES: form.narrowest - 1, WORD_LAST: width - 2}.get(block.child_types, 0)
                 values = block.anchored(beta, *chart.operands(term, width), chart.form.weights[term])
                 values = values.unflatten(1, (starts, -1)).to(leaf.dtype)
                 for split in range(values.shape[-1]):
@@ -83,22 +83,23 @@ def anchored(form: TensorForm, leaf: Tensor, width: int, rules: int) -> Tensor:
 
 
 def _posteriors(solution: Solution) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    chart, outside = solution.chart, solution.outside
-    assert outside is not None
+    sign = solution.chart.sign.to(torch.float64)
+    if isinstance(solution.chart, LogChart):
+        return solution.chart.log_z, sign, *solution.chart.posteriors()
+    assert solution.sums is not None
+    chart, outside = solution.sums
     inner, outer = chart.form.interminals, chart.word.shape[-1]
     layers = []
     for values, gradients, words in (
-        (chart.top, outside.top, (chart.word_top, outside.word_top)),
-        (chart.bottom, outside.bottom, (chart.word, outside.word)),
+        (chart.top, outside.top, chart.word_top * outside.word_top),
+        (chart.bottom, outside.bottom, chart.word * outside.word),
     ):
         spans = chart.word.new_zeros(chart.length, chart.length, chart.batch, inner + outer)
         for width, (value, gradient) in enumerate(zip(values, gradients, strict=True), 1):
-            _diagonal(spans.narrow(-1, 0, inner), width).copy_(
-                _by_start(chart.algebra.posterior(value, gradient), chart.batch)
-            )
-        _diagonal(spans.narrow(-1, inner, outer), 1).copy_(_by_start(chart.algebra.posterior(*words), chart.batch))
+            _diagonal(spans.narrow(-1, 0, inner), width).copy_(_by_start(value * gradient, chart.batch))
+        _diagonal(spans.narrow(-1, inner, outer), 1).copy_(_by_start(words, chart.batch))
         layers.append(spans.permute(2, 0, 1, 3))
-    return chart.log_z, chart.sign.to(torch.float64), layers[0], layers[1]
+    return chart.log_z, sign, layers[0], layers[1]
 
 
 def _diagonal(spans: Tensor, width: int) -> Tensor:

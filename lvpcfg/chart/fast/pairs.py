@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, WORDS, DenseBlock
+from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, DenseBlock
 from lvpcfg.chart.fast.forms import TensorForm
 from lvpcfg.chart.fast.inside import Chart
 
@@ -17,14 +17,14 @@ class Pairs:
         self, chart: Chart, form: TensorForm, term: int, width: int, cell: Tensor, rule: Tensor, x: Tensor
     ) -> None:
         self.form, self.width, block = form, width, form.blocks[term]
-        self.kind = block.kind
-        if self.kind == INNER:
+        self.child_types = block.child_types
+        if self.child_types == PHRASES:
             left, right = (operand.index_select(0, cell) for operand in chart.operands(term, width))
         else:
-            words = form.pad(chart.algebra, chart.word_top)
-            first, last = (chart.window(words, width, side, -2) for side in (BEFORE, AFTER))
-            left = chart.spans.rest(width, AFTER) if self.kind == AFTER else first
-            right = chart.spans.rest(width, BEFORE) if self.kind == BEFORE else last
+            words = form.pad(chart.word_top)
+            first, last = (chart.window(words, width, side, -2) for side in (WORD_FIRST, WORD_LAST))
+            left = chart.spans.rest(width, WORD_LAST) if self.child_types == WORD_LAST else first
+            right = chart.spans.rest(width, WORD_FIRST) if self.child_types == WORD_FIRST else last
             left, right = left.index_select(0, cell).unsqueeze(1), right.index_select(0, cell).unsqueeze(1)
         self.y: Tensor | None = None  # [choices, y]: the states of the children, if not all in order
         self.z: Tensor | None = None
@@ -44,7 +44,7 @@ class Pairs:
         z = z if self.z is None else self.z[choice, z]
         inner = self.form.interminals
         return [
-            split + {INNER: self.form.narrowest, AFTER: self.width - 1}.get(self.kind, 1),
-            y + (inner if self.kind in (BEFORE, WORDS) else 0),
-            z + (inner if self.kind in (AFTER, WORDS) else 0),
+            split + {PHRASES: self.form.narrowest, WORD_LAST: self.width - 1}.get(self.child_types, 1),
+            y + (inner if self.child_types in (WORD_FIRST, WORDS) else 0),
+            z + (inner if self.child_types in (WORD_LAST, WORDS) else 0),
         ]

@@ -15,31 +15,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import LOG, SUM
-from lvpcfg.chart.fast.blocks import Algebra
+from lvpcfg.chart.derivations import Allowed
 from lvpcfg.chart.fast.cp import CPForm
-from lvpcfg.chart.fast.inside import Allowed, AnyRules, Chart
+from lvpcfg.chart.fast.inside import Chart, FastForm
+from lvpcfg.chart.fast.logarithms import LogChart, LogOutside
 from lvpcfg.chart.fast.outside import Outside
 
-TABLES = 1 << 27  # bytes
+MATRICES = 1 << 27  # bytes
 NARROW, WIDE, LOGARITHMIC = "as given", "float64", "log-sum-exp"
 
 
 @dataclass(eq=False)
 class Solution:
-    """Charts of some sentences of a batch, computed one way."""
+    """Charts of some sentences of a batch, computed one way: by sums (`level` NARROW or WIDE), or by log-sum-exp."""
 
     sentences: Tensor  # [some]: their numbers
     level: str
-    chart: Chart
-    outside: Outside | None = None
+    chart: Chart | LogChart
+    outside: Outside | LogOutside | None = None
+
+    @property
+    def sums(self) -> tuple[Chart, Outside] | None:
+        """Inside and outside scores in ordinary numbers, unless log-sum-exp was needed."""
+        return (
+            (self.chart, self.outside) if isinstance(self.chart, Chart) and isinstance(self.outside, Outside) else None
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is asked: the sentences of a batch under a form in ordinary numbers."""
 
-    form: AnyRules
+    form: FastForm
     leaf: Tensor  # [length, batch, preterminal states]
     lengths: Tensor | None = None
     allowed: Allowed | None = None
@@ -52,18 +59,15 @@ class Problem:
         return replace(self, leaf=self.leaf.index_select(1, sentences), lengths=lengths, allowed=allowed)
 
     def sentences_at_once(self) -> int:
-        """So many that the rules with their words filled in stay within bounds."""
-        each = self.leaf.shape[0] * self.form.table_size * self.leaf.element_size()
-        return max(1, TABLES // max(1, each))
+        """So many that the matrices of their words stay within bounds."""
+        each = self.leaf.shape[0] * self.form.matrix_size * self.leaf.element_size()
+        return max(1, MATRICES // max(1, each))
 
-    def chart(self, level: str) -> Chart:
-        form, leaf = self.form, self.leaf
-        if level != NARROW:
-            form, leaf = form.to(torch.float64), leaf.to(torch.float64)
-        if level != LOGARITHMIC:
-            return Chart(form, leaf, SUM, self.lengths, self.allowed)
-        form = form.with_tensors([LOG.value(tensor) for tensor in form.tensors])
-        return Chart(form, LOG.value(leaf), LOG, self.lengths, self.allowed)
+    def chart(self, level: str) -> Chart | LogChart:
+        if level == NARROW:
+            return Chart(self.form, self.leaf, self.lengths, self.allowed)
+        kind = Chart if level == WIDE else LogChart
+        return kind(self.form.to(torch.float64), self.leaf.to(torch.float64), self.lengths, self.allowed)
 
     def levels(self) -> list[str]:
         """The ways to compute it, in order."""
@@ -89,7 +93,7 @@ def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None, ce
     level = NARROW if levels is None else levels[0]
     chart = problem.chart(level)
     failed = ~chart.log_z.isfinite()
-    if certify and level != LOGARITHMIC and chart.near_underflow():
+    if certify and isinstance(chart, Chart) and chart.near_underflow():
         failed |= _overflowed(Outside(chart, torch.ones_like(chart.log_z)))
     solution = Solution(sentences, level, chart)
     if not bool(failed.any()):
@@ -98,11 +102,18 @@ def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None, ce
     return _again(problem, solution, failed, levels, certify) if len(levels) > 1 else [solution]
 
 
-def _overflowed(outside: Outside) -> Tensor:
+def _outside(chart: Chart | LogChart, gradient: Tensor, parameters: bool) -> Outside | LogOutside:
+    if isinstance(chart, Chart):
+        return Outside(chart, gradient, parameters)
+    return LogOutside(chart, gradient, parameters)
+
+
+def _overflowed(outside: Outside | LogOutside) -> Tensor:
     """[batch]: whose outside scores are not finite, or would not be, had cells not been scaled since they were made."""
-    fine, chart = outside.leaf.isfinite().all(-1).all(0), outside.chart
-    if chart.algebra is SUM:
-        for beta, raised in ((outside.bottom.whole, chart.raised), (outside.word, chart.raised[: len(outside.word)])):
+    fine = outside.leaf.isfinite().all(-1).all(0)
+    if isinstance(outside, Outside):
+        chart = outside.chart
+        for beta, raised in ((outside.bottom.cells, chart.raised), (outside.word, chart.raised[: len(outside.word)])):
             fine &= (beta * raised).isfinite().all(-1).view(-1, chart.batch).all(0)
     return ~fine
 
@@ -128,7 +139,7 @@ def solve_outside(
     done, waiting = [], solve(problem, certify=False) if solutions is None else list(solutions)
     while waiting:
         solution = waiting.pop()
-        outside = Outside(solution.chart, gradient.index_select(0, solution.sentences), parameters)
+        outside = _outside(solution.chart, gradient.index_select(0, solution.sentences), parameters)
         failed = _overflowed(outside)
         levels = problem.levels() if bool(failed.any()) else []
         ways = levels[levels.index(solution.level) :] if levels else []
@@ -140,7 +151,7 @@ def solve_outside(
 
 
 def log_partition(
-    form: AnyRules, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
+    form: FastForm, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
 ) -> tuple[Tensor, Tensor]:
     """log |Z| of each sentence, float64, and the sign of Z; differentiable once by `leaf` and the form's tensors.
 
@@ -157,7 +168,7 @@ def log_partition(
 class _LogPartition(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, form: AnyRules, lengths: Tensor | None, allowed: Allowed | None, leaf: Tensor, *tensors: Tensor
+        ctx: Any, form: FastForm, lengths: Tensor | None, allowed: Allowed | None, leaf: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.problem = Problem(form.with_tensors([t.detach() for t in tensors]), leaf.detach(), lengths, allowed)
         ctx.solutions = solve(ctx.problem)
@@ -189,9 +200,6 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
     for solution in solutions:
         assert solution.outside is not None
         words, *found = (solution.outside.leaf, *solution.outside.tensors)
-        if solution.level == LOGARITHMIC:  # d / d log x = x d / dx
-            words = _divided(words, problem.leaf.index_select(1, solution.sentences))
-            found = [g if g is None else _divided(g, t) for g, t in zip(found, tensors, strict=True)]
         leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
         for place, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
             if gradient is not None:
@@ -209,11 +217,6 @@ def _finite(gradient: Tensor | None, tensor: Tensor) -> Tensor | None:
     return torch.where((tensor == 0) & ~gradient.isfinite(), 0, gradient)
 
 
-def _divided(x: Tensor, y: Tensor) -> Tensor:
-    """x / y, 0 where y is."""
-    return torch.where(y != 0, x / torch.where(y != 0, y, 1).to(x.dtype), 0)
-
-
 class _NotTwice(torch.autograd.Function):
     """Gradients that say so when they are differentiated again."""
 
@@ -227,33 +230,3 @@ class _NotTwice(torch.autograd.Function):
             "the gradient of log Z cannot be differentiated again: its backward pass is written out, once. "
             "For entropies and divergences use lvpcfg.distributions."
         )
-
-
-def total(form: AnyRules, leaf: Tensor, algebra: Algebra, lengths: Tensor | None = None) -> Tensor:
-    """What a sentence comes to in another algebra, [(parts,) batch]; differentiable once.
-
-    The tensors of the form and `leaf` are values of that algebra.
-    """
-    value: Tensor = _Total.apply(form, algebra, lengths, leaf, *form.tensors)
-    return value
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        form: AnyRules,
-        algebra: Algebra,
-        lengths: Tensor | None,
-        leaf: Tensor,
-        *tensors: Tensor,
-    ) -> Tensor:
-        form = form.with_tensors([tensor.detach() for tensor in tensors])
-        ctx.chart = Chart(form, leaf.detach(), algebra, lengths)
-        return ctx.chart.log_z.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        outside = Outside(ctx.chart, gradient, parameters=True)
-        return (None, None, None, outside.leaf, *outside.tensors)

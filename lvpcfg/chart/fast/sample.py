@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
-from lvpcfg.chart.fast.algebra import SUM
 from lvpcfg.chart.fast.blocks import Block, DenseBlock
 from lvpcfg.chart.fast.cp import CPForm
 from lvpcfg.chart.fast.forms import TensorForm
@@ -134,8 +133,8 @@ class Sampler:
         one, two = self.chart.operands(term, width)
         one = one.index_select(-3, cell)  # of [cells, splits, lanes], or of a table
         if isinstance(block, DenseBlock):
-            return block.apply(SUM, one, two[cell], weights).gather(1, bottom.unsqueeze(1))
-        rows = block.rows(SUM, one, two[cell], weights)  # [rules, nodes, x]
+            return block.apply(one, two[cell], weights).gather(1, bottom.unsqueeze(1))
+        rows = block.rows(one, two[cell], weights)  # [rules, nodes, x]
         return (rows * (block.parent.unsqueeze(1) == bottom.view(1, -1, 1))).transpose(0, 1).flatten(1)
 
     def _children(self, form: TensorForm, term: int, width: int, cell: Tensor, bottom: Tensor, place: Tensor) -> Tensor:

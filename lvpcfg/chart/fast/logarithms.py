@@ -1,0 +1,82 @@
+"""Charts that even float64 cannot hold: the textbook chart in its place, by log-sum-exp and with autograd.
+
+They have what the rest of the engine asks of `Chart` and `Outside`: log Z, its derivatives, and posteriors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.derivations import Allowed
+from lvpcfg.chart.fast.as_textbook import as_textbook
+from lvpcfg.chart.fast.inside import FastForm
+from lvpcfg.chart.semirings import Log, safe_log
+from lvpcfg.chart.textbook import Weights, inside
+
+
+class LogChart:
+    """log Z of sentences under a form with no number below zero; arguments are those of `Chart`."""
+
+    def __init__(
+        self, form: FastForm, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
+    ) -> None:
+        self.form, self.leaf, self.lengths, self.allowed = form, leaf, lengths, allowed
+        with torch.no_grad():
+            self.log_z = self._total(form.tensors, leaf)
+        self.sign = (self.log_z > -torch.inf).to(leaf.dtype)
+
+    def _total(self, tensors: Sequence[Tensor], leaf: Tensor, weights: Weights | None = None) -> Tensor:
+        grammar = as_textbook(self.form.with_tensors(tensors)).change(safe_log)
+        total, _ = inside(Log, grammar, safe_log(leaf.transpose(0, 1)), self.lengths, weights or self._weights())
+        return total[0]
+
+    def _weights(self) -> Weights:
+        if self.allowed is None:
+            return Weights()
+        top, bottom = (
+            torch.where(_by_span(mask), 0.0, -torch.inf).to(self.leaf).unsqueeze(0)
+            for mask in (self.allowed.top, self.allowed.bottom)
+        )
+        return Weights(top, bottom)
+
+    def gradients(self, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The derivative of log Z, weighted by `gradient` [batch], by the words and by the tensors of the form.
+
+        By entries that are zero it is 0.
+        """
+        inputs = [tensor.detach().requires_grad_() for tensor in (self.leaf, *self.form.tensors)]
+        with torch.enable_grad():
+            log_z = self._total(inputs[1:], inputs[0])
+            total = (torch.where(log_z > -torch.inf, log_z, 0) * gradient).sum()
+            leaf, *tensors = torch.autograd.grad(total, inputs, materialize_grads=True)
+        return leaf, tensors
+
+    def posteriors(self) -> tuple[Tensor, Tensor]:
+        """Of the top and the bottom states of spans, each [batch, i, j, states]."""
+        n, batch = self.leaf.shape[:2]
+        known, shape = self._weights(), (1, batch, n, n, len(self.form.root))
+        ones = [self.leaf.new_zeros(shape).requires_grad_() for _ in range(2)]  # logarithms
+        with torch.enable_grad():
+            top, bottom = (
+                one if mask is None else one + mask for one, mask in zip(ones, (known.top, known.bottom), strict=True)
+            )
+            log_z = self._total(self.form.tensors, self.leaf, Weights(top, bottom))
+            of_top, of_bottom = torch.autograd.grad(torch.where(log_z > -torch.inf, log_z, 0).sum(), ones)
+        return of_top[0], of_bottom[0]
+
+
+class LogOutside:
+    """The derivative of log Z, weighted by a number for each sentence; attributes are those of `Outside`."""
+
+    def __init__(self, chart: LogChart, gradient: Tensor, parameters: bool = False) -> None:
+        self.leaf, tensors = chart.gradients(gradient)
+        self.tensors: list[Tensor | None] = [*tensors] if parameters else [None] * len(tensors)
+
+
+def _by_span(mask: Tensor) -> Tensor:
+    """[starts, batch, widths, states] -> [batch, i, j, states], j being the last word of a span."""
+    n = len(mask)
+    start = torch.arange(n, device=mask.device)
+    width = (start - start.unsqueeze(1)).clamp_min(0)  # less one
+    return mask[start.unsqueeze(1), :, width].permute(2, 0, 1, 3)
