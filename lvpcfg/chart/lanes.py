@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lvpcfg.chart.semirings import Semiring, zeros
 
-NUMBERS = 1 << 20  # held at once: more are made part by part, and made again in the backward pass
+NUMBERS = 1 << 22  # held at once: more are made part by part, and made again in the backward pass
 
 
 @dataclass(frozen=True, eq=False)

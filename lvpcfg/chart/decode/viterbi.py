@@ -22,6 +22,6 @@ def best_derivations(
     require_nonnegative((*form.tensors, leaf), "Viterbi")
     terms = form.lanes if isinstance(form, CPForm) else 0
     with torch.no_grad():
-        grammar, words = as_textbook(form).change(safe_log), safe_log(leaf.transpose(0, 1))
+        grammar, words = as_textbook(form, by_rule=False).change(safe_log), safe_log(leaf.transpose(0, 1))
     chart = MarkedChart(Max, grammar, words, lengths, terms)
     return chart.derivations(last=True), chart.values[0]
