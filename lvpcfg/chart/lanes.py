@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lvpcfg.chart.semirings import Semiring, zeros
 
-NUMBERS = 1 << 20  # held at once: more are made part by part, and made again in the backward pass
+NUMBERS = 1 << 22  # held at once: more are made part by part, and made again in the backward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +130,11 @@ class Rules:
 
     @staticmethod
     def from_cp(u: Tensor, *children: Tensor) -> "Rules":
-        """One CP form of all rules: u [(batch,) rank, parents] and for each child [(batch,) rank, states]."""
-        return Rules(tuple(map(Map, children)), Map(u.mT))
+        """One CP form of all rules: u [(batch,) rank, parents] and for each child [(batch,) rank, states].
+
+        Its terms stand in for the skeletal rules.
+        """
+        return Rules(tuple(map(Map, children)), Map(u.mT), torch.arange(u.shape[-2], device=u.device))
 
     @staticmethod
     def from_rule_cp(states: Sequence[Tensor], factors: Sequence[Tensor], size: int, parents: int) -> "Rules":

@@ -10,9 +10,12 @@ from lvpcfg.chart.lanes import Map, Rules
 from lvpcfg.chart.textbook import CFG
 
 
-def as_textbook(form: Form) -> CFG:
-    """The same grammar, in ordinary numbers, which are functions of the form's tensors."""
-    return CFG(form.root, rules(form), closure(form))
+def as_textbook(form: Form, by_rule: bool = True) -> CFG:
+    """The same grammar, in ordinary numbers, which are functions of the form's tensors.
+
+    Without posteriors of skeletal rules, those that have the same children can share their lanes.
+    """
+    return CFG(form.root, rules(form, by_rule), closure(form))
 
 
 def closure(form: Form) -> Map | None:
@@ -25,7 +28,7 @@ def closure(form: Form) -> Map | None:
     return Map(torch.cat([torch.cat([form.closure.T, form.promotion.T], 1), torch.cat([none, stay], 1)]))
 
 
-def rules(form: Form) -> tuple[Rules, ...]:
+def rules(form: Form, by_rule: bool) -> tuple[Rules, ...]:
     if isinstance(form, DenseForm):
         return (Rules.from_tensor(form.rules),)
     if isinstance(form, CPForm):
@@ -38,7 +41,7 @@ def rules(form: Form) -> tuple[Rules, ...]:
     parent, left, right, rule, values = (
         torch.cat(column) for column in zip(*(_entries(form, i) for i in range(len(form.blocks))), strict=True)
     )
-    return (Rules.from_entries(parent, [left, right], values, form.interminals, rule),)
+    return (Rules.from_entries(parent, [left, right], values, form.interminals, rule if by_rule else None),)
 
 
 def _entries(form: TensorForm, number: int) -> list[Tensor]:

@@ -1,0 +1,27 @@
+"""Viterbi: the best derivation of each sentence, by a textbook chart in the max semiring."""
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.derivations import Skeleton
+from lvpcfg.chart.fast.as_textbook import as_textbook
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.marks import MarkedChart
+from lvpcfg.chart.semirings import Max, require_nonnegative, safe_log
+
+
+def best_derivations(
+    form: AnyRules, leaf: Tensor, lengths: Tensor | None = None
+) -> tuple[list[Skeleton | None], Tensor]:
+    """The best derivations, their nodes labelled with states, and their log-probabilities, [batch].
+
+    `leaf`, [length, batch, preterminal states], and the form are in ordinary numbers. A sentence without derivations
+    has None and -inf.
+    """
+    require_nonnegative((*form.tensors, leaf), "Viterbi")
+    terms = form.lanes if isinstance(form, CPForm) else 0
+    with torch.no_grad():
+        grammar, words = as_textbook(form, by_rule=False).change(safe_log), safe_log(leaf.transpose(0, 1))
+    chart = MarkedChart(Max, grammar, words, lengths, terms)
+    return chart.derivations(last=True), chart.values[0]
