@@ -28,8 +28,8 @@ from torch import Tensor
 from lvpcfg import InputError, debinarise, evaluate, normalise, read_berkeley, read_trees
 from lvpcfg.chart.decode.decode import PRODUCT, SymbolChart, SymbolMap
 from lvpcfg.chart.derivations import Skeleton
-from lvpcfg.chart.fast.build import cp_form, dense, exact
-from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
+from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.fast.partition import Problem, Solution, log_partition, solve_outside
 from lvpcfg.decompose.apr import conditional, expected_counts
 from lvpcfg.decompose.child_types import apr_by_child_types, cover_by_child_types
@@ -61,7 +61,7 @@ def fastest(runs: Sequence[Callable[[], object]], seconds: float, rounds: int = 
 # Random grammars
 
 
-def random_form(inner: int, outer: int, rank: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> AnyRules:
+def random_form(inner: int, outer: int, rank: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> FastForm:
     """A Kruskal form, or with rank 0 a dense one, of softmaxes of random logits; the same for both dtypes."""
     generator, states = torch.Generator().manual_seed(0), inner + outer
 
@@ -71,13 +71,13 @@ def random_form(inner: int, outer: int, rank: int, scale: float = 1.0, dtype: to
 
     root = draw(1, states).detach().squeeze(0).requires_grad_()
     if not rank:
-        return dense(root, draw(inner, states, states))
+        return dense_form(root, draw(inner, states, states))
     return cp_form(
         root, draw(inner, rank).detach().T.contiguous().requires_grad_(), draw(rank, states), draw(rank, states)
     )
 
 
-def gradients(make: Callable[[], AnyRules], outer: int, length: int, batch: int) -> Callable[[], object]:
+def gradients(make: Callable[[], FastForm], outer: int, length: int, batch: int) -> Callable[[], object]:
     """A run of log Z and all its gradients."""
     leaf = torch.rand(length, batch, outer, generator=torch.Generator().manual_seed(1)).requires_grad_()
     form = make()
@@ -165,7 +165,7 @@ class Batch:
         self.leaf = grammar.lexical.lookup(padded).transpose(0, 1)
         self.lengths = None if min(lengths) == longest else torch.tensor(lengths)
 
-    def solve(self, form: AnyRules) -> list[Solution]:
+    def solve(self, form: FastForm) -> list[Solution]:
         ones = torch.ones(len(self.numbers), dtype=torch.float64)
         return solve_outside(Problem(form, self.leaf, self.lengths), ones)
 
@@ -181,17 +181,17 @@ def batches(lengths: Sequence[int], near: int) -> list[list[int]]:
     return found
 
 
-def make_forms(model: Model, grammar: Grammar, rank: int) -> dict[str, AnyRules]:
-    def form(factors: Factors) -> AnyRules:
+def make_forms(model: Model, grammar: Grammar, rank: int) -> dict[str, FastForm]:
+    def form(factors: Factors) -> FastForm:
         u, v, w = (factor.to(grammar.binary.dtype) for factor in vars(factors).values())
-        return cp_form(grammar.root, u, v, w, grammar, by_child_types=True)
+        return cp_form(grammar.root, u, v, w, grammar, sort_terms=True)
 
     counts = expected_counts(model.grammar)
     fit = apr_by_child_types(counts, rank)
     fitted = conditional(fit.factors, expected_states(model.grammar)[: counts.shape[0]].double())
     covered = cover_by_child_types(rule_tensor(grammar))
     return {
-        RULES: exact(grammar),
+        RULES: tensor_form(grammar),
         f"cover, r={covered.rank}": form(covered),
         f"apr, r={rank}": form(fitted),
     }

@@ -30,7 +30,7 @@ from torch_struct import SentCFG as PeerCFG
 
 from lvpcfg import debinarise, evaluate, normalise, read_berkeley, read_trees
 from lvpcfg.chart.decode.decode import PRODUCT, SymbolChart, SymbolMap
-from lvpcfg.chart.fast.build import cp_form, dense, exact
+from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import Problem, log_partition, solve
 from lvpcfg.trees.walk import words
@@ -70,7 +70,7 @@ class Setting:
         tensors = [torch.rand(shape).requires_grad_() for shape in shapes]
 
         def run() -> None:
-            form = cp_form(root, *tensors) if self.rank else dense(root, *tensors)
+            form = cp_form(root, *tensors) if self.rank else dense_form(root, *tensors)
             torch.autograd.grad(log_partition(form, leaf)[0].sum(), [leaf, root, *tensors])
 
         return run
@@ -186,7 +186,7 @@ def compare(seconds: float, console: Console) -> None:
 def parse(stem: str, trees: str, console: Console) -> None:
     model = read_berkeley(stem)
     grammar = model.grammar.to(dtype=torch.float32)
-    form = exact(grammar)
+    form = tensor_form(grammar)
     symbols, names = SymbolMap(grammar, grammar.root), grammar.symbols.names
     gold = [normalise(tree) for tree in read_trees(trees)]
     sentences = [words(tree) for tree in gold]

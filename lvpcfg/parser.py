@@ -14,11 +14,12 @@ from tqdm import tqdm
 
 from lvpcfg.chart.decode.chains import Chains
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
-from lvpcfg.chart.decode.decode import SymbolChart, SymbolMap, best_derivations, free_recall
+from lvpcfg.chart.decode.decode import Decoder
+from lvpcfg.chart.decode.exhaustive import Exhaustive
+from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.derivations import Node, Skeletal, Skeleton, only
 from lvpcfg.chart.fast.build import form
-from lvpcfg.chart.fast.forms import TensorForm
-from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
 from lvpcfg.chart.stages import Stages
 from lvpcfg.decompose.coarse import covered
@@ -27,7 +28,7 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.model import Model
-from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, RECALL, VITERBI
+from lvpcfg.options import DECODERS, DTYPE_NAMES, PRODUCT, VITERBI
 from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.normalise import TOP
 
@@ -108,7 +109,6 @@ class Parser(ParserI):  # type: ignore[misc]
             coarse = projected_coarse(self.model.grammar)
         prunable = coarse is not None and self._grammar.binary.prunable
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
-        self._symbols = SymbolMap(self._grammar, self._grammar.root)
         self.counts = Counts()
         self._stages = Stages(self.device)
         if self._pruned and coarse is not None:
@@ -207,12 +207,10 @@ class Parser(ParserI):  # type: ignore[misc]
             begin += len(batch)
 
     def _batch(self, length: int) -> int:
-        """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
-        rules = self._form if isinstance(self._form, TensorForm) else self._form.source
-        blocks = () if rules is None else rules.blocks
-        inner = sum(len(block.rules) for block in blocks if block.kind == "inner")
-        lanes = self._form.lanes + max((block.shape[1] for block in blocks), default=0)
-        numbers = length * length * (16 * lanes + 2 * inner) + 2 * length * self._form.table_size
+        """How many sentences of a length are parsed at once: as many as keep charts and edges within bounds."""
+        lanes = self._form.lanes + max(self._grammar.binary.state_counts)
+        edges = length * int((self._grammar.binary.child_types == 0).sum()) // 2 + len(self._grammar.binary)
+        numbers = length * length * (16 * lanes + edges) + 2 * length * self._form.matrix_size
         return min(64, CELLS // max(1, numbers))
 
     def _parse_batch(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
@@ -279,9 +277,8 @@ class Parser(ParserI):  # type: ignore[misc]
         words = [grammar.lexical.lookup(some) for grammar, some in zip(self._grammars, entries, strict=True)]
         coarse_words = self._coarse_words.lookup(entries[0])
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
-        known = self._coarse_to_fine.negative
         found = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold, probabilities)
-        self.counts.negative_rules += self._coarse_to_fine.negative - known
+        self._count(self._coarse_to_fine.decoder)
         return [
             None
             if one.skeleton is None
@@ -298,39 +295,37 @@ class Parser(ParserI):  # type: ignore[misc]
         return dict(self._stages.seconds)
 
     @cached_property
-    def _form(self) -> AnyRules:
+    def _form(self) -> FastForm:
         return form(self._grammar, fixed=True)
 
     def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
         entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
         return self._grammar.lexical.lookup(entries).transpose(0, 1)
 
+    @cached_property
+    def _exhaustive(self) -> Exhaustive:
+        return Exhaustive(self._grammar, self._form, self.decoder)
+
     def _decode(self, solution: Solution, leaf: Tensor) -> list[Skeleton | None]:
-        chart, outside = solution.chart, solution.outside
-        assert outside is not None
         self.counts.float64 += len(solution.sentences) if solution.level == WIDE else 0
         self.counts.log_sum_exp += len(solution.sentences) if solution.level == LOGARITHMIC else 0
-        possible = (chart.log_z > -torch.inf).tolist()
-        if solution.level == LOGARITHMIC:  # its charts are logarithms; the best derivation never underflows
-            some = any(possible)
-            return self._viterbi(leaf.index_select(1, solution.sentences)) if some else [None] * len(possible)
-        symbols = self._symbols if chart.word.dtype == leaf.dtype else SymbolMap(self._grammar, chart.word)
-        if self.decoder == FREE:
-            found = free_recall(symbols, chart, outside)
-        else:
-            decoded = SymbolChart(symbols, chart, outside, self.decoder, self._signed)
-            self.counts.negative_rules += decoded.negative
-            found = decoded.skeletons()
-        if self._signed and self.decoder != RECALL and None in found:
-            recalled = SymbolChart(symbols, chart, outside, RECALL, self._signed).skeletons()
-            self.counts.by_recall += found.count(None) - recalled.count(None)
-            found = [one or other for one, other in zip(found, recalled, strict=True)]
-        return [skeleton if ok else None for skeleton, ok in zip(found, possible, strict=True)]
+        if solution.sums is None:  # the best derivation never underflows
+            some = bool((solution.chart.log_z > -torch.inf).any())
+            return self._viterbi(leaf.index_select(1, solution.sentences)) if some else [None] * len(solution.sentences)
+        found = self._exhaustive.trees(*solution.sums)
+        self._count(self._exhaustive.decoder)
+        return found
+
+    def _count(self, decoder: Decoder) -> None:
+        """What a decoder met since it was asked last."""
+        self.counts.negative_rules += decoder.negative
+        self.counts.by_recall += decoder.recalled
+        decoder.negative = decoder.recalled = 0
 
     def _viterbi(self, leaf: Tensor) -> list[Skeleton | None]:
         """Best derivations, with the chains of unary rules written into their symbols."""
         found, _ = best_derivations(self._viterbi_form, leaf)
-        symbol = self._symbols.symbol_of_state
+        symbol = self._symbol_of_state
         return [
             None
             if nodes is None
@@ -359,7 +354,7 @@ class Parser(ParserI):  # type: ignore[misc]
         return Chains.of_symbols(self._grammar)
 
     @cached_property
-    def _viterbi_form(self) -> AnyRules:
+    def _viterbi_form(self) -> FastForm:
         """The rules with the best unary chain between two states instead of their sum."""
         if self._form.closure is None:
             return self._form
@@ -385,11 +380,14 @@ class Parser(ParserI):  # type: ignore[misc]
 
     def _flat(self, words: Sequence[str]) -> Tree:
         """The commonest root over each word's likeliest tag: for sentences the grammar has no tree for."""
-        grammar, inner = self._grammar, self._symbols.inner
-        states = self._symbols.tags(self._leaf([words]).squeeze(1) * self._tag_frequency)
+        grammar, inner = self._grammar, len(self._grammar.symbols.interminals)
+        states = self._leaf([words]).squeeze(1) * self._tag_frequency
+        phrases, tags_of_states = grammar.symbol_of_state.split([grammar.interminal_states, states.shape[1]])
+        by_tag = states.new_zeros(len(words), len(grammar.symbols.preterminals))
+        by_tag = by_tag.index_add(1, tags_of_states - inner, states)
         names = grammar.symbols.preterminals
-        tags = [Tree(names[tag], [word]) for tag, word in zip(states.argmax(1).tolist(), words, strict=True)]
-        roots = self._symbols.phrases(grammar.root[: self._interminal_states])
+        tags = [Tree(names[tag], [word]) for tag, word in zip(by_tag.argmax(1).tolist(), words, strict=True)]
+        roots = grammar.root.new_zeros(max(1, inner)).index_add(0, phrases, grammar.root[: len(phrases)])
         label = grammar.symbols.interminals[int(roots.argmax())] if inner and len(tags) > 1 else None
         if label is None or label == TOP:
             return debinarise(Tree(TOP, tags))
@@ -398,16 +396,16 @@ class Parser(ParserI):  # type: ignore[misc]
     @cached_property
     def _tag_frequency(self) -> Tensor:
         """[preterminal states]: how often each is expected in a tree of the grammar."""
-        return expected_states(self._grammar)[self._interminal_states :]
+        return expected_states(self._grammar)[self._grammar.interminal_states :]
 
-    @property
-    def _interminal_states(self) -> int:
-        return int(self._grammar.first_state[self._symbols.inner])
+    @cached_property
+    def _symbol_of_state(self) -> list[int]:
+        return self._grammar.symbol_of_state.tolist()
 
     def _weights(self, skeletons: list[Skeleton | None], leaf: Tensor) -> list[float]:
         """log p(tree, sentence) of each."""
         trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
-        allowed = only(trees, self._symbols.symbol_of_state, leaf)
+        allowed = only(trees, self._symbol_of_state, leaf)
         weights: list[float] = log_partition(self._form, leaf, None, allowed)[0].tolist()
         return weights
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM
 from lvpcfg.chart.derivations import Node
-from lvpcfg.chart.fast.build import cp_form, dense, exact
-from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.fast.build import cp_form, dense_form_form, tensor_form
+from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.trees.lexicon import LexicalTable
@@ -20,7 +20,7 @@ from lvpcfg.trees.treebank import Symbols
 
 @dataclass
 class Case:
-    form: AnyRules
+    form: FastForm
     full: Dense
     symbol: list[int]  # of each state
     grammar: Grammar | None
@@ -75,7 +75,7 @@ def of_grammar(grammar: Grammar) -> Case:
         rules[0, first[a] : first[a + 1], first[b] : first[b + 1], first[c] : first[c + 1]] = grammar.binary.tensor(r)
     unary = grammar.unary_matrix() if len(grammar.unary_rules) else None
     symbol = torch.repeat_interleave(grammar.states).tolist()
-    return Case(exact(grammar), Dense(grammar.root, rules, unary), symbol, grammar)
+    return Case(tensor_form(grammar), Dense(grammar.root, rules, unary), symbol, grammar)
 
 
 def make(name: str, signed: bool = False, seed: int = 1) -> Case:
@@ -96,13 +96,13 @@ def make(name: str, signed: bool = False, seed: int = 1) -> Case:
     if name == "dense":
         root = torch.cat([random(3), torch.zeros(2, dtype=torch.float64)])
         rules = random(3, 5, 5)
-        return Case(dense(root, rules), Dense(root, rules.unsqueeze(0), None), list(range(5)), None)
+        return Case(dense_form(root, rules), Dense(root, rules.unsqueeze(0), None), list(range(5)), None)
     if name in ("kruskal", "kruskal by kind"):
         root, u, v, w = random(5), random(2, 3), random(2, 5), random(2, 5)
         if name == "kruskal by kind":
             u, v, w = one_of_each_kind(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        form = cp_form(root, u, v, w, by_child_types=name == "kruskal by kind")
+        form = cp_form(root, u, v, w, sort_terms=name == "kruskal by kind")
         return Case(form, Dense(root, full, None), list(range(5)), None)
     if name in ("kruskal, unary", "kruskal by kind, unary"):
         case = make("rule list, unary", signed, seed)
@@ -113,7 +113,7 @@ def make(name: str, signed: bool = False, seed: int = 1) -> Case:
         if name == "kruskal by kind, unary":
             u, v, w = one_of_each_kind(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        form = cp_form(grammar.root, u, v, w, grammar, by_child_types=name == "kruskal by kind, unary")
+        form = cp_form(grammar.root, u, v, w, grammar, sort_terms=name == "kruskal by kind, unary")
         return Case(form, replace(case.full, rules=full), case.symbol, grammar)
     raise ValueError(name)
 

@@ -31,7 +31,7 @@ from lvpcfg.chart.decode.decode import (
 from lvpcfg.chart.derivations import Node
 from lvpcfg.chart.fast import algebra, build, potentials
 from lvpcfg.chart.fast.blocks import Block
-from lvpcfg.chart.fast.build import cp_form, dense, exact
+from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
 from lvpcfg.chart.fast.cp import RankSpace
 from lvpcfg.chart.fast.inside import Allowed, Chart
 from lvpcfg.chart.fast.marginals import anchored, by_symbol, marginals
@@ -131,7 +131,7 @@ class TestAgainstNLTK:
     def test_log_z_is_the_sum_over_all_parses(self, peer, grammar, leaf):
         parser = InsideChartParser(peer)
         sums = [math.fsum(tree.prob() for tree in parser.parse(list(sentence))) for sentence in self.SENTENCES]
-        log_z, sign = log_partition(exact(grammar), leaf)
+        log_z, sign = log_partition(tensor_form(grammar), leaf)
         assert log_z.tolist() == pytest.approx([math.log(one) for one in sums], rel=1e-12)
         assert sign.tolist() == [1.0] * len(sums)
 
@@ -139,7 +139,7 @@ class TestAgainstNLTK:
         """Between any two symbols there is but one chain of unary rules, so the best tree has the best chains."""
         parser = ViterbiParser(peer)
         best = [next(parser.parse(list(sentence))) for sentence in self.SENTENCES]
-        found, log_p = best_derivations(exact(grammar), leaf)
+        found, log_p = best_derivations(tensor_form(grammar), leaf)
         assert log_p.tolist() == pytest.approx([math.log(tree.prob()) for tree in best], rel=1e-12)
         number = {name: i for i, name in enumerate(grammar.symbols.names)}
         assert found == [nodes_of(tree, number) for tree in best]
@@ -164,7 +164,7 @@ def test_expected_counts_of_rules_are_torch_structs():
     peer = torch_struct.SentCFG((terms, rules.expand(2, -1, -1, -1), roots.expand(2, -1)))
     weights = rules.exp().requires_grad_()
     root = torch.nn.functional.pad(roots.exp(), (0, 3)).requires_grad_()
-    log_z, _ = log_partition(dense(root, weights), terms.exp().transpose(0, 1))
+    log_z, _ = log_partition(dense_form(root, weights), terms.exp().transpose(0, 1))
     assert torch.allclose(log_z, peer.partition, rtol=1e-12)
     log_z.sum().backward()
     assert torch.allclose(weights * weights.grad, peer.marginals[1].sum(0), atol=1e-12)
@@ -260,7 +260,7 @@ class TestExpectedCounts:
         wanted = [x.clone().requires_grad_() for x in (grammar.root, grammar.binary.values, grammar.unary)]
         root, binary, unary = wanted
         log_z, _ = log_partition(
-            exact(replace(grammar, root=root, binary=replace(grammar.binary, values=binary), unary=unary)), leaf
+            tensor_form(replace(grammar, root=root, binary=replace(grammar.binary, values=binary), unary=unary)), leaf
         )
         log_z.sum().backward()
         return [x.detach() * (0 if x.grad is None else x.grad) for x in wanted]
@@ -334,21 +334,21 @@ class TestImpossible:
         leaf = torch.rand(6, 40, 8, generator=generator, dtype=dtype)
         leaf = torch.where(torch.rand(leaf.shape, generator=generator) < 0.3, leaf, 0).requires_grad_()
         root = torch.nn.functional.pad(torch.ones(1, dtype=dtype), (0, 19)).requires_grad_()
-        log_z, _ = log_partition(dense(root, rules), leaf)
+        log_z, _ = log_partition(dense_form(root, rules), leaf)
         possible = log_z > -math.inf
         assert 5 <= possible.sum() <= 35
         log_z.sum().backward()
         assert not log_z.isnan().any()
         assert all(x.grad.isfinite().all() for x in (leaf, rules, root))
         assert (rules * rules.grad).sum().item() == pytest.approx(5 * int(possible.sum()), rel=1e-4)
-        posteriors = marginals(dense(root.detach(), rules.detach()), leaf.detach())
+        posteriors = marginals(dense_form(root.detach(), rules.detach()), leaf.detach())
         assert not posteriors.top.isnan().any()
 
     @pytest.mark.parametrize("dtype", [torch.float32, F64])
     def test_cells_without_derivations_in_a_sentence_that_has_one(self, dtype):
         """Only spans up to the last word exist: S -> N S .5 | N N .25."""
         grammar = plain_grammar(["S"], ["N"], [("S", "N", "S", 0.5), ("S", "N", "N", 0.25)])
-        form = exact(grammar.to(dtype=dtype))
+        form = tensor_form(grammar.to(dtype=dtype))
         weights = [tensor.clone().requires_grad_() for tensor in form.tensors]
         leaf = torch.full((7, 1, 1), 0.125, dtype=dtype, requires_grad=True)
         log_z, _ = log_partition(form.with_tensors(weights), leaf)
@@ -365,16 +365,16 @@ class TestImpossible:
     @pytest.mark.parametrize("length", [1, 3])
     def test_a_grammar_without_binary_rules(self, length):
         grammar = plain_grammar(["S"], ["N", "V"], [], [("S", "N", 0.5)])
-        log_z, _ = log_partition(exact(grammar), torch.full((length, 1, 2), 0.5, dtype=F64))
+        log_z, _ = log_partition(tensor_form(grammar), torch.full((length, 1, 2), 0.5, dtype=F64))
         assert log_z.item() == (pytest.approx(math.log(0.25)) if length == 1 else -math.inf)
 
     def test_a_root_that_is_a_word(self):
         grammar = plain_grammar(["S"], ["N", "V"], [("S", "N", "V", 1.0)], root="V")
         leaf = torch.tensor([[[0.5, 0.25]]], dtype=F64)
-        posteriors = marginals(exact(grammar), leaf)
+        posteriors = marginals(tensor_form(grammar), leaf)
         assert posteriors.log_z.item() == pytest.approx(math.log(0.25))
         assert posteriors.top.flatten().tolist() == [0, 0, 1]
-        assert log_partition(exact(grammar), leaf.expand(2, 1, 2))[0].item() == -math.inf
+        assert log_partition(tensor_form(grammar), leaf.expand(2, 1, 2))[0].item() == -math.inf
 
 
 @pytest.mark.parametrize("name", ["rule list, unary", "rule tensors", "kruskal"])
@@ -399,7 +399,7 @@ def losing(length: int, dtype: torch.dtype, words: float = 0.001, unary: bool = 
         binary, chains = [(*rule, 0.5) for rule in pairs], []
     grammar = plain_grammar(["A", "B"], ["XA", "XB"], binary, chains, root="B")
     leaf = torch.tensor([0.5, words], dtype=F64).expand(length, 1, 2)
-    return exact(grammar.to(dtype=dtype)), leaf.to(dtype)
+    return tensor_form(grammar.to(dtype=dtype)), leaf.to(dtype)
 
 
 def log_z_of_losing(leaf: torch.Tensor) -> float:
@@ -467,7 +467,7 @@ class TestUnderflow:
         first = [("PA", "L", "A", 1.0), ("PB", "L", "B", 1.0)]
         inner = ["S", "A", "B", "PA", "PB", "C1", "C2", "D1", "D2"]
         grammar = plain_grammar(inner, ["XA", "XB", "L", "Z"], [*a, *b, *first, *above, *below])
-        form = exact(grammar.to(dtype=torch.float32))
+        form = tensor_form(grammar.to(dtype=torch.float32))
         leaf = torch.zeros(22, 1, 4)
         leaf[0, 0, 2] = leaf[-3:, 0, 3] = 1
         leaf[1:-3, 0, :2] = torch.tensor([0.5, 0.001])
@@ -501,7 +501,7 @@ class TestUnderflow:
         rules = [("S", "A", "B", 1.0)]
         for phrase, tag, p in (("A", "X", 0.5), ("B", "Y", unlikely)):
             rules += [(phrase, tag, phrase, p), (phrase, tag, tag, p)]
-        form = exact(plain_grammar(["S", "A", "B"], ["X", "Y"], rules).to(dtype=torch.float32))
+        form = tensor_form(plain_grammar(["S", "A", "B"], ["X", "Y"], rules).to(dtype=torch.float32))
         leaf = torch.zeros(length, 1, 2)
         leaf[:half, :, 0] = leaf[half:, :, 1] = 0.1
         log_z = log_partition(form, leaf)[0].item()
@@ -516,7 +516,7 @@ class TestUnderflow:
         unlikely = 10**-6.25
         rules = [("A", "X", "X", 1.0), ("A", "A", "Y", unlikely), ("B", "X", "X", 1e-8), ("B", "B", "Y", unlikely)]
         rules += [("S", "A", "Z", 1e-9), ("S", "B", "Z", 1.0)]
-        form = exact(plain_grammar(["S", "A", "B"], ["X", "Y", "Z"], rules).to(dtype=torch.float32))
+        form = tensor_form(plain_grammar(["S", "A", "B"], ["X", "Y", "Z"], rules).to(dtype=torch.float32))
         leaf = torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 2])).float().unsqueeze(1)
         expected = 6 * math.log(unlikely) + math.log(1e-8 + 1e-9)
         assert log_partition(form, leaf)[0].item() == pytest.approx(expected, rel=1e-6)
@@ -532,7 +532,7 @@ class TestUnderflow:
         rules += [("A", "X", "X", p), ("A", "A", "X", 1.0), ("A", "A", "Y", 1.0)]
         rules += [("A1", "A", "Y1", 1e-19), ("A2", "A1", "Y2", 1e-19), ("S", "A2", "Y3", 1e-22)]
         grammar = plain_grammar(["S", "P", "Q", "R", "A", "A1", "A2"], ["X", "Y", "Y1", "Y2", "Y3"], rules)
-        form = exact(grammar.to(dtype=torch.float32))
+        form = tensor_form(grammar.to(dtype=torch.float32))
         tags = torch.tensor([0] * 4 + [1] * 52 + [2, 3, 4])
         leaf = torch.nn.functional.one_hot(tags).float().unsqueeze(1)
         wide = log_partition(form.to(F64), leaf.to(F64))[0].item()
@@ -560,7 +560,7 @@ class TestPotentials:
     def test_keep_ordinary_charts_far_from_the_ends_of_the_range(self):
         """Whatever a word takes: 200 words, of 1e-30 each, and rules of 1e-6."""
         rules = [("S", x, y, 1e-6) for x in ("S", "X") for y in ("S", "X")]
-        form = exact(plain_grammar(["S"], ["X"], rules).to(dtype=torch.float32))
+        form = tensor_form(plain_grammar(["S"], ["X"], rules).to(dtype=torch.float32))
         chart = Chart(form, torch.full((200, 1, 1), 1e-30))
         assert chart.log_z.item() < -16000
         assert chart.bottom.whole[200:].min() > 1e-12
@@ -604,9 +604,9 @@ def change_of_basis(case: Case, leaf: torch.Tensor, seed: int) -> tuple[Case, to
         form = cp_form(root, u @ g[:inner, :inner].T, v @ back, w @ back, grammar)
     elif grammar is None:
         rules = torch.einsum("ix,xyz,yj,zk->ijk", g[:inner, :inner], case.full.rules[0], back, back)
-        form = dense(root, rules)
+        form = dense_form(root, rules)
     else:
-        form = exact(grammar)
+        form = tensor_form(grammar)
     return replace(case, form=form, grammar=grammar), words
 
 
@@ -825,7 +825,7 @@ def test_many_rules_are_split_into_blocks(monkeypatch):
     in_logs = Outside(problem.chart(LOGARITHMIC), torch.ones(2, dtype=F64)).leaf
     for module, name in ((build, "LANES"), (algebra, "CHUNK"), (decode, "CHUNK")):
         monkeypatch.setattr(module, name, 1)
-    split = replace(case, form=exact(case.grammar))
+    split = replace(case, form=tensor_form(case.grammar))
     assert len(split.form.blocks) == len(case.grammar.binary_rules) > len(case.form.blocks)
     assert torch.allclose(marginals(split.form, leaf).top, expected[0], atol=1e-12)
     assert [decoded(split, leaf, decoder) for decoder in (PRODUCT, RECALL)] == expected[1:]

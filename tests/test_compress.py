@@ -12,7 +12,7 @@ from strategies import random_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
-from lvpcfg.chart.fast.build import exact as form
+from lvpcfg.chart.fast.build import tensor_form as form
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import KINDS, decompose

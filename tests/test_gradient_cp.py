@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg import InputError
-from lvpcfg.chart.fast.build import cp_form, dense
+from lvpcfg.chart.fast.build import cp_form, dense_form
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.decompose.gradient import LOSSES, VALUES, CPGrammar
 
@@ -75,7 +75,7 @@ def test_log_z_has_gradients_by_the_parameters():
     found = []
     for written in (False, True):
         factors = model()
-        form = dense(root, factors.tensor()) if written else cp_form(root, factors.u, factors.v, factors.w)
+        form = dense_form(root, factors.tensor()) if written else cp_form(root, factors.u, factors.v, factors.w)
         log_z, _ = log_partition(form, leaf)
         found.append((log_z, torch.autograd.grad(log_z.sum(), list(model.parameters()))))
     (one, gradients), (two, others) = found

@@ -1,28 +1,25 @@
-"""Forests -> trees: the decoders of `decode` over what a coarse grammar left, by one fine grammar or by several.
-
-With several grammars (Petrov 2010: products of grammars) what a rule is worth adds up over them: the logarithms of its
-posteriors, or the posteriors themselves where those are summed.
-"""
+"""Coarse to fine: forests -> smaller forests -> trees, by one fine grammar or by a product of several (Petrov 2010)."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.derivations import Node, Skeleton
+from lvpcfg.chart.decode.decode import Decoder, Posteriors, skeletons
+from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.forest.forest import Forest, Plan
 from lvpcfg.chart.forest.prune import Coarse, FineRules, Nodes
-from lvpcfg.chart.forest.tiles import Tensors, pick, places
+from lvpcfg.chart.forest.tiles import Tensors, Weights, pick, places
 from lvpcfg.chart.stages import Stages
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.projection import nonnegative, projected
 from lvpcfg.grammar.rules import starts_of
-from lvpcfg.options import FREE, RECALL, RULE_SUM, VARIATIONAL, VITERBI
-from lvpcfg.trees.binarisation import INTERMEDIATE
+from lvpcfg.options import VITERBI
 
 FEW = 2  # states of a symbol in the grammars between the coarsest and the fine one
 SHARPER = 4  # times the threshold: grammars with some states are surer of themselves
@@ -45,24 +42,17 @@ class CoarseToFine:
     def __init__(
         self, grammars: Sequence[Grammar], coarse: CoarseGrammar, decoder: str, stages: Stages | None = None
     ) -> None:
-        self.decoder, self.negative = decoder, 0  # posteriors of rules below zero, through approximations
         self.rules = [FineRules(grammar) for grammar in grammars]
+        self.decoder = Decoder(decoder, grammars[0], self.rules[0])
+        self.decoder.signed = any(grammar.signed for grammar in grammars)
+        self.stages = stages or Stages(grammars[0].root.device)
         grammar = nonnegative(grammars[0])
-        symbols, device = grammar.symbols, grammar.root.device
-        self.stages = stages or Stages(device)
         self.middle = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
         for ancestor in [level for level in grammar.hierarchy if 0 < int(level.max()) < FEW][-1:]:
             few = projected(grammar, expected_states(grammar), ancestor)
             self.middle.append((FineRules(few.grammar), few.words))
         assert coarse.cover is not None
         self.coarse = Coarse(coarse.grammar, coarse.cover, self.stages)
-        self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in symbols.names], device=device)
-        rules, steps = len(grammar.binary_rules), len(self.coarse.rules.steps)
-        kinds = torch.tensor([0, 1, 0], device=device).repeat_interleave(
-            torch.tensor([rules, steps, len(symbols)], device=device)
-        )
-        self.is_step = kinds.bool()  # [rules]
-        self.has_unary_rules = len(grammar.unary_rules) > 0
 
     def parse(
         self,
@@ -99,58 +89,21 @@ class CoarseToFine:
                 forest, kept = pruned(forest, kept, posteriors.edges > SHARPER * threshold)
         with self.stages.stage("plan"):
             grammars = [fine(rules, table) for rules, table in zip(self.rules, words, strict=True)]
-        if self.decoder == VITERBI:
+        chosen: Tensor | None
+        if self.decoder.name == VITERBI:
             with self.stages.stage("fine"):
                 chosen, log_z = grammars[0].best_derivations()
+            with self.stages.stage("decode"):
+                trees = skeletons(forest, kept, chosen)
         else:
             with self.stages.stage("fine"):
                 known = [grammar.posteriors() for grammar in grammars]
-            log_z = known[0].log_z
-        with self.stages.stage("decode"):
-            if self.decoder == FREE:
-                nodes = torch.stack([posteriors.nodes for posteriors in known]).sum(0)
-                trees = free_recall(kept, nodes, lengths, self.real, self.coarse.inner)
-                return [
-                    Found(tree if z > -math.inf else None, z, -math.inf)
-                    for tree, z in zip(trees, log_z.tolist(), strict=True)
-                ]
-            if self.decoder != VITERBI:
-                self.negative += sum(int((posteriors.edges < 0).sum()) for posteriors in known)
-                worths = [self._worth(forest, kept, posteriors) for posteriors in known]
-                edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
-                chosen = best_edges(forest, edges, leaves)
-            weights = grammars[0].log_probs(chosen) if probabilities else torch.full_like(log_z, -math.inf)
-            trees = skeletons(forest, kept, chosen)
+            with self.stages.stage("decode"):
+                log_z, (trees, chosen) = known[0].log_z, self.decoder.trees(forest, kept, known, lengths)
+        weights = torch.full_like(log_z, -math.inf)
+        if probabilities and chosen is not None:
+            weights = grammars[0].log_probs(chosen)
         return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
-
-    def _worth(self, forest: Forest, kept: Nodes, known: "Posteriors") -> tuple[Tensor, Tensor]:
-        """What each edge and each leaf is worth to a tree."""
-        leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
-        possible = torch.where(edges > 0, 0.0, -math.inf)
-        step = self.is_step[forest.rule]
-        if self.decoder == RECALL:  # the symbols above unary rules, and the tags
-            above = kept.symbol[torch.where(step, forest.parent, 0)]
-            return torch.where(step & self.real[above], parents, 0) + possible, leaves
-        if self.decoder == RULE_SUM:
-            worth, of_leaves = edges, torch.where(leaves > 0, leaves, -math.inf)
-        elif self.decoder == VARIATIONAL:
-            worth, of_leaves = _log(edges) - _log(parents), torch.zeros_like(leaves)
-        else:
-            worth, of_leaves = _log(edges), _log(leaves)
-        if not self.has_unary_rules:  # then the step from bottom to top is no decision
-            worth = worth.masked_fill(step, 0)
-        return possible + worth, of_leaves
-
-
-def _log(x: Tensor) -> Tensor:
-    return x.clamp_min(torch.finfo(x.dtype).tiny).log()
-
-
-@dataclass(frozen=True, eq=False)
-class Posteriors:
-    log_z: Tensor  # [sentences], float64
-    nodes: Tensor  # [nodes + 2]
-    edges: Tensor  # [edges]
 
 
 class Fine:
@@ -158,8 +111,14 @@ class Fine:
 
     def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
-        self.plan = Plan(forest, rules.sizes, rules.cp)
-        self.weights = self.plan.weights(rules.values, leaf.dtype)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan(self.forest, self.rules.sizes, self.rules.cp)
+
+    @cached_property
+    def weights(self) -> Weights:
+        return self.plan.weights(self.rules.values, self.leaf.dtype)
 
     def posteriors(self) -> Posteriors:
         scores = self.plan.inside(self.weights, self.leaf)
@@ -223,81 +182,3 @@ def pruned(forest: Forest, nodes: Nodes, keep: Tensor) -> tuple[Forest, Nodes]:
         Forest(int(number[-1]) - 1, **columns, leaves=number[leaves], tops=number[forest.tops]),
         Nodes(*(pick(column, there) for column in vars(nodes).values())),
     )
-
-
-def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> Tensor:
-    """The edge of each node, [nodes + 2], in the tree under it that is worth most; -1 where there is none."""
-    best = edges.new_full((forest.nodes + 2,), -math.inf)
-    best[-1] = 0
-    best.index_copy_(0, forest.leaves, leaves)
-    chosen = torch.full((forest.nodes + 2,), -1, device=edges.device)
-    order = forest.level.argsort(stable=True)
-    sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
-    for here in order.split(sizes):
-        parent = forest.parent[here]
-        worth = edges[here] + best[forest.left[here]] + best[forest.right[here]]
-        best.scatter_reduce_(0, parent, worth, "amax")
-        won = (worth == best[parent]) & (worth > -math.inf)
-        chosen.index_copy_(0, parent[won], here[won])
-    return chosen
-
-
-def skeletons(forest: Forest, kept: Nodes, chosen: Tensor) -> list[Skeleton | None]:
-    """The tree of each sentence, or None where there is none."""
-    left, right, edge, tops = (column.tolist() for column in (forest.left, forest.right, chosen, forest.tops))
-    start, width, symbol = (column.tolist() for column in (kept.start, kept.width, kept.symbol))
-    found: list[Skeleton | None] = []
-    for top in tops:
-        nodes: Skeleton = []
-        waiting = [left[edge[top]]] if edge[top] >= 0 else []
-        while waiting:
-            above = waiting.pop()
-            if edge[above] < 0:  # what was chosen above it underflowed
-                nodes = []
-                break
-            below = left[edge[above]]
-            children = (left[edge[below]], right[edge[below]]) if edge[below] >= 0 else ()
-            split = width[children[0]] if children else 0
-            nodes.append(Node(start[above], width[above], symbol[above], symbol[below], split))
-            waiting += reversed(children)
-        found.append(nodes or None)
-    return found
-
-
-def free_recall(kept: Nodes, posterior: Tensor, lengths: Tensor, real: Tensor, inner: int) -> list[Skeleton | None]:
-    """argmax over all binary trees of sum of mu(label, i, j), with the best label of each span, or none."""
-    batch, n = len(lengths), int(lengths.max())
-    cell = (kept.sentence * n + kept.start) * n + kept.width - 1  # [sentence, start, width]
-    posterior = posterior[: len(cell)]
-    unlabelled = int(real.long().argmin())  # a symbol that binarisation made, if there is one
-
-    def likeliest(layer: Tensor) -> Tensor:
-        """[batch, starts, widths]: symbols."""
-        at, symbol = cell[layer], kept.symbol[layer]
-        largest = posterior.new_zeros(batch * n * n).scatter_reduce(0, at, posterior[layer], "amax")
-        won = posterior[layer] == largest[at]
-        labels = torch.full((batch * n * n,), unlabelled, device=at.device)
-        return labels.index_copy_(0, at[won], symbol[won]).view(batch, n, n)
-
-    worth = torch.where(kept.top & real[kept.symbol], posterior, 0)
-    best = posterior.new_zeros(batch * n * n).scatter_reduce(0, cell, worth, "amax").view(batch, n, n)
-    splits = torch.zeros_like(best, dtype=torch.int64)
-    for width in range(2, n + 1):
-        start = torch.arange(n - width + 1, device=cell.device).unsqueeze(1)
-        part = torch.arange(1, width, device=cell.device)
-        value, split = (best[:, start, part - 1] + best[:, start + part, width - part - 1]).max(2)
-        best[:, : n - width + 1, width - 1] += value
-        splits[:, : n - width + 1, width - 1] = split + 1
-    tops, bottoms, parts = (table.tolist() for table in (likeliest(kept.top), likeliest(~kept.top), splits))
-    found: list[Skeleton | None] = []
-    for sentence, length in enumerate(lengths.tolist()):
-        nodes: Skeleton = []
-        waiting = [(0, length)]
-        while waiting:
-            at, width = waiting.pop()
-            label, below, left = (table[sentence][at][width - 1] for table in (tops, bottoms, parts))
-            nodes.append(Node(at, width, label, label if label >= inner else below, left))
-            if left:
-                waiting += [(at + left, width - left), (at, left)]
-        found.append(nodes)
-    return found

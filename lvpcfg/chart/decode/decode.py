@@ -1,332 +1,204 @@
-"""Charts -> trees.
+"""Posteriors of a forest -> trees.
 
-    viterbi      the best derivation, states and all
     max-rule     argmax over trees of prod of q(rule, i, k, j), the posteriors of skeletal rules (Petrov & Klein 2007)
     max-rule-sum the same with sum instead of prod
     variational  prod of q / posterior of the parent
     recall       argmax of sum of mu(a, i, j) over trees of the grammar (Goodman 1996)
     free-recall  the same over all trees, one label a span
 
-All but Viterbi and free recall are one recursion over symbols,
+All but free recall are one recursion over the edges of a forest, whether pruning left it (`coarse_to_fine.py`) or it is
+all of a chart (`exhaustive.py`):
 
-    best(a, i, j) = node(a, i, j) + max over a -> b c, k of  rule(a -> b c, i, k, j) + best(b, i, k) + best(c, k+1, j)
+    best(node) = max over its edges of  worth(edge) + best(left) + best(right)
 
-with `rule` from the anchored posteriors. With unary rules each span has a bottom symbol and a top symbol, and
-the step between them, any number of unary rules or none, is scored as one rule. Recall counts the top symbol of every
-span and the tag of every word: what stands between is free, so that it is not tempted into long chains.
+A span has a bottom symbol and a top symbol, and the step between them, any number of unary rules or none, is scored as
+one rule; a grammar without unary rules has no such step to score. Recall counts the top symbol of every span and the
+tag of every word: what stands between is free, so that it is not tempted into long chains.
+
+With several grammars (Petrov 2010: products of grammars) what a rule is worth adds up over them.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.derivations import Derivation, Node, Skeletal, Skeleton, only  # noqa: F401
-from lvpcfg.chart.fast.algebra import MAX, SUM
-from lvpcfg.chart.fast.blocks import AFTER, BEFORE, INNER, select
-from lvpcfg.chart.fast.forms import TensorForm
-from lvpcfg.chart.fast.inside import AnyRules, Chart, Spans
-from lvpcfg.chart.fast.outside import Outside
-from lvpcfg.chart.semirings import require_nonnegative
-from lvpcfg.errors import InputError
+from lvpcfg.chart.derivations import Node, Skeleton
+from lvpcfg.chart.forest.forest import Forest
+from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.options import DECODERS, FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL, VITERBI  # noqa: F401  (to be found here)
+from lvpcfg.options import FREE, RECALL, RULE_SUM, VARIATIONAL
 from lvpcfg.trees.binarisation import INTERMEDIATE
 
-CHUNK = 1 << 22  # numbers held at once
-NEGLIGIBLE = 1e-6  # a posterior below zero by this much is no rounding
+NEGLIGIBLE = 1e-6  # a posterior below zero by no more than this is rounding
 
 
-class SymbolChart:
-    """The recursion over symbols for one batch of sentences of equal length, and its way back."""
+@dataclass(frozen=True, eq=False)
+class Posteriors:
+    """Of a forest under one grammar."""
 
-    def __init__(self, symbols: "SymbolMap", chart: Chart, outside: Outside, decoder: str, signed: bool) -> None:
-        self.symbols, self.decoder, self.outside, self.signed = symbols, decoder, outside, signed
-        self.chart, self.form = _through_rules(chart)
-        self.inner, self.batch, self.length = symbols.inner, chart.batch, chart.length
+    log_z: Tensor  # [sentences], float64: log |Z|
+    nodes: Tensor  # [nodes + 2]
+    edges: Tensor  # [edges]
+
+
+class Decoder:
+    """What posteriors are worth to trees of a grammar's symbols."""
+
+    def __init__(self, name: str, grammar: Grammar, rules: FineRules) -> None:
+        self.name, device = name, grammar.root.device
+        self.interminals = len(grammar.symbols.interminals)
+        self.real = torch.tensor(
+            [not symbol.startswith(INTERMEDIATE) for symbol in grammar.symbols.names], device=device
+        )
+        number = torch.arange(len(rules.sizes), device=device)
+        binary = len(grammar.binary)
+        self.is_step = (number >= binary) & (number < binary + len(rules.steps))
+        self.has_unary_rules = len(grammar.unary_rules) > 0
+        self.signed = grammar.signed
         self.negative = 0  # rules whose posterior came out below zero
-        self.best = Spans.made(chart.word.new_empty, self.length, self.batch, self.inner)
-        self.rule: list[Tensor] = []  # for each width from 2, [interminals, cells]
-        self.split: list[Tensor] = []
-        self.under: list[Tensor] = []  # for each width, [cells, interminals]: the symbol under unary rules
-        self._words()
-        for width in range(2, self.length + 1):
-            self._fill(width)
-        self._finish()
+        self.recalled = 0  # sentences that those left without a tree: labelled recall instead
 
-    def _words(self) -> None:
-        chart, outside = self.chart, self.outside
-        tag = self.symbols.tags(chart.word * outside.word)
-        tag_top = self.symbols.tags(chart.word_top * outside.word_top)
-        top = self.symbols.phrases(chart.top[0] * outside.top[0])
-        base = tag.abs() if self.decoder == RECALL else self._score(tag, tag)
-        self.word = base if chart.form.promotion is None else base + self._score(tag_top, tag_top)
-        if self.decoder == RECALL:
-            self.word = base + tag_top.abs()
-        cell = torch.full_like(top, -math.inf)
-        under = torch.zeros_like(cell, dtype=torch.int64)
-        if chart.form.promotion is not None:
-            step = self._step(chart.word, chart.form.promotion, outside.top[0], top, words=True)
-            cell, under = (base.unsqueeze(2) + step).max(1)
-            cell = cell + self._node(top)
-        self.under.append(under + self.inner)
-        self.best.own(1).copy_(cell)
+    def trees(
+        self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors], lengths: Tensor
+    ) -> tuple[list[Skeleton | None], Tensor | None]:
+        """The best tree of each sentence, None where there is none, by one grammar or by a product of several.
 
-    def _fill(self, width: int) -> None:
-        chart, form, outside = self.chart, self.form, self.outside
-        bottom = self.symbols.phrases(chart.bottom[width - 1] * outside.bottom[width - 1])
-        beta = form.pad(SUM, outside.bottom[width - 1])
-        values, splits, rules = [], [], []
-        for term in form.terms(width):
-            block = form.blocks[term]
-            posterior = block.anchored(beta, *chart.operands(term, width), form.weights[term])  # [rules, cells, splits]
-            parents, *children = self.symbols.rules.index_select(0, block.rules).unbind(1)
-            if self.signed:
-                self.negative += int((posterior < -NEGLIGIBLE).sum())
-            score = self._score(posterior, select(bottom, parents.unsqueeze(1)))
-            value, split = self._best_split(block.kind, width, score.add_(self._children(block.kind, width, *children)))
-            values.append(value)
-            splits.append(split)
-            rules.append(block.rules)
-        if values:
-            cell, rule, split = self._best_rules(torch.cat(values), torch.cat(splits), torch.cat(rules))
+        Also the edges of the trees, [nodes + 2], unless they need not be those of the grammar (free recall).
+        """
+        if self.name == FREE:
+            total = torch.stack([one.nodes for one in posteriors]).sum(0)
+            found = free_recall(nodes, total, lengths, self.real, self.interminals)
+            possible = (posteriors[0].log_z > -math.inf).tolist()
+            return [tree if one else None for tree, one in zip(found, possible, strict=True)], None
+        chosen, _ = self.best(forest, nodes, posteriors)
+        return skeletons(forest, nodes, chosen), chosen
+
+    def best(self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors]) -> tuple[Tensor, Tensor]:
+        """The edge of each node in the best tree below it, and what the best tree of each sentence is worth."""
+        if self.signed:
+            self.negative += sum(int((one.edges < -NEGLIGIBLE).sum()) for one in posteriors)
+        chosen, worth = self._best(self.name, forest, nodes, posteriors)
+        if not self.signed or self.name == RECALL:
+            return chosen, worth
+        recalled, of_recalled = self._best(RECALL, forest, nodes, posteriors)
+        lost = worth == -math.inf
+        self.recalled += int((lost & (of_recalled > -math.inf)).sum())
+        of_lost = torch.cat([lost[nodes.sentence], lost, lost.new_zeros(2)])  # [nodes + 2]
+        return torch.where(of_lost, recalled, chosen), worth
+
+    def _best(
+        self, decoder: str, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors]
+    ) -> tuple[Tensor, Tensor]:
+        worths = [self._worth(decoder, forest, nodes, one) for one in posteriors]
+        edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
+        return best_edges(forest, edges, leaves)
+
+    def _worth(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
+        """What each edge and each leaf is worth to a tree."""
+        leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
+        step = self.is_step[forest.rule]
+        if decoder == RECALL:  # the symbols above unary rules, and the tags
+            above = nodes.symbol[torch.where(step, forest.parent, 0)]
+            possible = torch.where(edges != 0, 0.0, -math.inf)
+            return torch.where(step & self.real[above], parents.abs(), 0) + possible, leaves.abs()
+        if decoder == RULE_SUM:
+            worth, of_leaves = edges, torch.where(leaves > 0, leaves, -math.inf)
+        elif decoder == VARIATIONAL:
+            worth, of_leaves = _log(edges) - _log(parents), torch.zeros_like(leaves)
         else:
-            cell = chart.word.new_full((bottom.shape[0], self.inner), -math.inf)
-            rule = split = torch.zeros_like(cell.T, dtype=torch.int64)
-        self.rule.append(rule)
-        self.split.append(split)
-        top = self.symbols.phrases(chart.top[width - 1] * outside.top[width - 1])
-        under = torch.arange(self.inner, device=cell.device).expand_as(cell)
-        if form.closure is not None:
-            step = self._step(chart.bottom[width - 1], form.closure, outside.top[width - 1], top)
-            cell, under = (cell.unsqueeze(2) + step).max(1)
-        self.under.append(under)
-        cell = cell + self._node(top)
-        self.best.own(width).copy_(cell)
-
-    def _score(self, posterior: Tensor, parent: Tensor) -> Tensor:
-        """What a rule is worth, given its posterior and its parent's."""
-        if self.decoder == RECALL:
-            return torch.zeros_like(posterior)
-        if self.decoder == RULE_SUM:
-            return torch.where(posterior > 0, posterior, -math.inf)
-        log = _log(posterior)
-        return log - torch.where(parent > 0, parent, 1).log() if self.decoder == VARIATIONAL else log
-
-    def _node(self, top: Tensor) -> Tensor:
-        if self.decoder != RECALL:
-            return torch.zeros_like(top)
-        return top.abs() * self.symbols.real.narrow(0, 0, self.inner)
-
-    def _step(self, below: Tensor, closure: Tensor, above: Tensor, top: Tensor, words: bool = False) -> Tensor:
-        """The worth of each way from a bottom symbol to a top symbol, [cells, below, above]."""
-        parts = [
-            self.symbols.joint(one.unsqueeze(2) * closure * two.unsqueeze(1), words)
-            for one, two in zip(*(x.split(max(1, CHUNK // closure.numel())) for x in (below, above)), strict=True)
-        ]
-        posterior = torch.cat(parts)
-        if self.decoder == RECALL:
-            return torch.where(posterior != 0, 0.0, -math.inf).to(posterior.dtype)
-        return self._score(posterior, top.unsqueeze(1))
-
-    def _children(self, kind: str, width: int, left: Tensor, right: Tensor) -> Tensor:
-        """The worth of the children of rules, [rules, cells, splits]."""
-        first, last = (self.chart.window(self.word, width, side, 0) for side in (BEFORE, AFTER))
-        if kind == INNER:
-            one, two = self.best.children(width, self.form.narrowest)
-            return select(one, left.unsqueeze(1), 2).add_(select(two, right.unsqueeze(1), 2)).squeeze(-1)
-        one = self.best.rest(width, AFTER) if kind == AFTER else first
-        two = self.best.rest(width, BEFORE) if kind == BEFORE else last
-        left = left if kind == AFTER else left - self.inner
-        right = right if kind == BEFORE else right - self.inner
-        return select(one, left.unsqueeze(1)) + select(two, right.unsqueeze(1))
-
-    def _best_split(self, kind: str, width: int, worth: Tensor) -> tuple[Tensor, Tensor]:
-        """[rules, cells, splits] -> the worth of the best split, and the width of its left child, [rules, cells]."""
-        if kind == INNER:
-            value, split = worth.max(-1)
-            return value, split.add_(self.form.narrowest)
-        value = worth.squeeze(-1)
-        return value, torch.full_like(value, width - 1 if kind == AFTER else 1, dtype=torch.int64)
-
-    def _best_rules(self, values: Tensor, splits: Tensor, rules: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[rules, cells] -> the best of each parent: its worth [cells, parents], the rule and the split."""
-        parents = self.symbols.rules.index_select(0, rules).select(1, 0).unsqueeze(1).expand_as(values)
-        best = values.new_full((self.inner, values.shape[1]), -math.inf).scatter_reduce(0, parents, values, "amax")
-        rows = torch.arange(len(rules), dtype=torch.int32, device=rules.device).unsqueeze(1)
-        rows = torch.where(values == best.gather(0, parents), rows, len(rules))
-        none = torch.full_like(best, len(rules), dtype=torch.int32)
-        row = none.scatter_reduce(0, parents, rows, "amin").clamp_max(len(rules) - 1).long()
-        return best.T, rules.take(row), splits.gather(0, row)
-
-    def _finish(self) -> None:
-        """The best symbol for the whole sentence."""
-        chart, outside = self.chart, self.outside
-        whole = self.symbols.phrases(chart.top[-1] * outside.top[-1])
-        best, _ = self.best.own(self.length)
-        if self.length == 1:
-            whole = torch.cat([whole, self.symbols.tags(chart.word_top * outside.word_top)], 1)
-            best = torch.cat([best, self.word], 1)
-        possible = torch.where(whole != 0, 0.0, -math.inf)
-        score = possible if self.decoder == RECALL else self._score(whole, torch.ones_like(whole))
-        self.worth, self.root = (best + score).max(1)  # [batch]
-
-    def skeletons(self) -> list[Skeleton | None]:
-        """The best tree of each sentence, or None where there is none."""
-        rule, split, under = _fetched(self.rule, 1), _fetched(self.split, 1), _fetched(self.under, 0)
-        rules, inner, batch = self.symbols.rules.cpu().numpy(), self.inner, self.batch
-        found: list[Skeleton | None] = []
-        for sentence, (worth, root) in enumerate(zip(self.worth.tolist(), self.root.tolist(), strict=True)):
-            nodes: Skeleton = []
-            waiting = [(0, self.length, root)] if worth > -math.inf else []
-            while waiting:
-                start, width, top = waiting.pop()
-                cell = start * batch + sentence
-                bottom = top if top >= inner else int(under[width - 1][cell, top])
-                left = 0
-                if width > 1:
-                    left = int(split[width - 2][bottom, cell])
-                    _, one, two = rules[rule[width - 2][bottom, cell]].tolist()
-                    waiting += [(start + left, width - left, two), (start, left, one)]
-                nodes.append(Node(start, width, top, bottom, left))
-            found.append(nodes or None)
-        return found
+            worth, of_leaves = _log(edges), _log(leaves)
+        if not self.has_unary_rules:  # then the step from bottom to top is no decision
+            worth = worth.masked_fill(step, 0)
+        return torch.where(edges > 0, worth, -math.inf), of_leaves
 
 
-def _fetched(parts: Sequence[Tensor], dimension: int) -> list["np.ndarray"]:
-    """What was found for each width, in one copy from the device."""
-    if not parts:
-        return []
-    sizes = [part.shape[dimension] for part in parts]
-    return [part.numpy() for part in torch.cat(list(parts), dimension).cpu().split(sizes, dimension)]
+def _log(x: Tensor) -> Tensor:
+    return x.clamp_min(torch.finfo(x.dtype).tiny).log()
 
 
-class SymbolMap:
-    """Which symbol each state belongs to, for sums over states."""
-
-    def __init__(self, grammar: Grammar, like: Tensor) -> None:
-        self.rules = grammar.binary_rules
-        self.inner = len(grammar.symbols.interminals)
-        self.symbol_of_state: list[int] = grammar.symbol_of_state.tolist()
-        member = torch.nn.functional.one_hot(grammar.symbol_of_state, len(grammar.symbols)).to(like.dtype)
-        states = int(grammar.first_state[self.inner])
-        self.plain = bool((grammar.states == 1).all())
-        self._phrases = member[:states, : self.inner].contiguous()
-        self._tags = member[states:, self.inner :].contiguous()
-        names = grammar.symbols.names
-        self.real = torch.tensor([not name.startswith(INTERMEDIATE) for name in names], device=like.device)
-
-    def phrases(self, values: Tensor) -> Tensor:
-        """[..., interminal states] -> [..., interminals]"""
-        return values if self.plain else values @ self._phrases
-
-    def tags(self, values: Tensor) -> Tensor:
-        """[..., preterminal states] -> [..., preterminals]"""
-        return values if self.plain else values @ self._tags
-
-    def joint(self, values: Tensor, words: bool) -> Tensor:
-        """[..., states below (of words, or of phrases), interminal states above] -> symbols"""
-        if self.plain:
-            return values
-        below = self._tags if words else self._phrases
-        return below.T @ values @ self._phrases
-
-
-def _log(posterior: Tensor) -> Tensor:
-    """-inf for what is not above zero, kept out of the logarithm itself: it is slow there."""
-    tiny = torch.finfo(posterior.dtype).tiny
-    log = posterior.clamp_min(tiny).log_()
-    return torch.nn.functional.threshold(log, math.log(2 * tiny), -math.inf, inplace=True)
-
-
-def _through_rules(chart: Chart) -> tuple[Chart, TensorForm]:
-    """A chart whose operands are those of rules: for a CP form, of the rules it stands for."""
-    if isinstance(chart.form, TensorForm):
-        return chart, chart.form
-    source = chart.form.source
-    if source is None:
-        raise InputError("this CP form has no list of rules to score: decode it with free-recall.")
-    return chart.seen_through(source), source
-
-
-def free_recall(symbols: SymbolMap, chart: Chart, outside: Outside) -> list[Skeleton | None]:
-    """argmax over all binary trees of sum of mu(label, i, j), with the best label of each span.
-
-    Symbols that binarisation made score 0; a span whose likeliest symbol is one of them gets no label.
+def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]:
+    """The edge of each node, [nodes + 2], in the best tree below it, -1 where there is none; and the worth of the best
+    tree of each sentence, -inf where there is none. `edges` and `leaves` say what each is worth.
     """
-    n, batch, inner = chart.length, chart.batch, symbols.inner
-    best = Spans.made(chart.word.new_empty, n, batch, 1)
-    found_tops, found_bottoms, found_splits = [], [], []
-    for width in range(1, n + 1):
-        top = symbols.phrases(chart.top[width - 1] * outside.top[width - 1]).abs()
-        bottom = symbols.phrases(chart.bottom[width - 1] * outside.bottom[width - 1]).abs()
-        if width == 1:
-            bottom = symbols.tags(chart.word * outside.word).abs()
-            top = torch.cat([top, symbols.tags(chart.word_top * outside.word_top).abs()], 1)
-        score = (top * symbols.real.narrow(0, 0, top.shape[1])).amax(1, keepdim=True)
-        if width > 1:
-            left, right = best.children(width, 1)
-            value, narrower = (left + right).squeeze(2).max(1, keepdim=True)
-            score = score + value
-            found_splits.append(narrower.squeeze(1) + 1)
-        best.own(width).copy_(score)
-        found_tops.append(top.argmax(1))
-        found_bottoms.append(bottom.argmax(1) + (inner if width == 1 else 0))
-    tops, bottoms, splits = (_fetched(parts, 0) for parts in (found_tops, found_bottoms, found_splits))
+    best = edges.new_full((forest.nodes + 2,), -math.inf)
+    best[-1] = 0
+    best.index_copy_(0, forest.leaves, leaves)
+    chosen = torch.full((forest.nodes + 2,), -1, device=edges.device)
+    order = forest.level.argsort(stable=True)
+    sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
+    for here in order.split(sizes):
+        parent = forest.parent[here]
+        worth = edges[here] + best[forest.left[here]] + best[forest.right[here]]
+        best.scatter_reduce_(0, parent, worth, "amax")
+        won = (worth == best[parent]) & (worth > -math.inf)
+        chosen.index_copy_(0, parent[won], here[won])
+    return chosen, best[forest.tops]
+
+
+def skeletons(forest: Forest, nodes: Nodes, chosen: Tensor) -> list[Skeleton | None]:
+    """The tree of each sentence, or None where there is none."""
+    left, right, edge, tops = (column.tolist() for column in (forest.left, forest.right, chosen, forest.tops))
+    start, width, symbol = (column.tolist() for column in (nodes.start, nodes.width, nodes.symbol))
     found: list[Skeleton | None] = []
-    for sentence in range(batch):
-        nodes: Skeleton = []
-        waiting = [(0, n)]
+    for top in tops:
+        tree: Skeleton = []
+        waiting = [left[edge[top]]] if edge[top] >= 0 else []
         while waiting:
-            start, width = waiting.pop()
-            cell = start * batch + sentence
-            split = int(splits[width - 2][cell]) if width > 1 else 0
-            label, below = int(tops[width - 1][cell]), int(bottoms[width - 1][cell])
-            if label >= inner or chart.form.closure is None:
-                below = label
-            nodes.append(Node(start, width, label, below, split))
-            if split:
-                waiting += [(start + split, width - split), (start, split)]
-        found.append(nodes)
+            above = waiting.pop()
+            if edge[above] < 0:  # what was chosen above it underflowed
+                tree = []
+                break
+            below = left[edge[above]]
+            children = (left[edge[below]], right[edge[below]]) if edge[below] >= 0 else ()
+            split = width[children[0]] if children else 0
+            tree.append(Node(start[above], width[above], symbol[above], symbol[below], split))
+            waiting += reversed(children)
+        found.append(tree or None)
     return found
 
 
-def best_derivations(form: AnyRules, leaf: Tensor) -> tuple[list[Skeleton | None], Tensor]:
-    """Viterbi: the best derivation of each sentence, its nodes labelled with states, and its log-probability."""
-    require_nonnegative((*form.tensors, leaf), "Viterbi")
-    chart = Chart(form.with_tensors([MAX.value(tensor) for tensor in form.tensors]), MAX.value(leaf), MAX)
-    outside = Outside(chart, torch.ones_like(chart.log_z))
-    return derivations(chart, outside), chart.log_z
+def free_recall(
+    nodes: Nodes, posterior: Tensor, lengths: Tensor, real: Tensor, interminals: int
+) -> list[Skeleton | None]:
+    """argmax over all binary trees of sum of |mu(label, i, j)|, with the best label of each span, or none.
 
+    Symbols that binarisation made score 0; a span whose likeliest symbol is one of them gets no label.
+    """
+    batch, n = len(lengths), int(lengths.max())
+    cell = (nodes.sentence * n + nodes.start) * n + nodes.width - 1  # [sentence, start, width]
+    posterior = posterior[: len(cell)].abs()
+    unlabelled = int(real.long().argmin())  # a symbol that binarisation made, if there is one
 
-def derivations(chart: Chart, outside: Outside) -> list[Skeleton | None]:
-    """Derivations of which the outside pass holds the indicators, with states as labels."""
-    inner, batch, lead = chart.form.interminals, chart.batch, tuple(range(len(chart.algebra.lead)))
-    tops: dict[tuple[int, int, int], int] = {}  # (sentence, start, width) -> state
-    bottoms: dict[tuple[int, int, int], int] = {}
-    for width in range(1, chart.length + 1):
-        layers = [(tops, outside.top[width - 1], 0), (bottoms, outside.bottom[width - 1], 0)]
-        if width == 1:
-            layers += [(tops, outside.word_top, inner), (bottoms, outside.word, inner)]
-        for spans, used, first in layers:
-            used = used.sum(lead) if lead else used
-            for cell, state in (used > 0.5).nonzero().tolist():
-                spans[cell % batch, cell // batch, width] = first + state
-    lanes = outside.spans.left.sum(lead) if lead else outside.spans.left
+    def likeliest(layer: Tensor) -> Tensor:
+        """[batch, starts, widths]: symbols."""
+        at, symbol = cell[layer], nodes.symbol[layer]
+        largest = posterior.new_zeros(batch * n * n).scatter_reduce(0, at, posterior[layer], "amax")
+        won = posterior[layer] == largest[at]
+        labels = torch.full((batch * n * n,), unlabelled, device=at.device)
+        return labels.index_copy_(0, at[won], symbol[won]).view(batch, n, n)
+
+    worth = torch.where(nodes.top & real[nodes.symbol], posterior, 0)
+    best = posterior.new_zeros(batch * n * n).scatter_reduce(0, cell, worth, "amax").view(batch, n, n)
+    splits = torch.zeros_like(best, dtype=torch.int64)
+    for width in range(2, n + 1):
+        start = torch.arange(n - width + 1, device=cell.device).unsqueeze(1)
+        part = torch.arange(1, width, device=cell.device)
+        value, split = (best[:, start, part - 1] + best[:, start + part, width - part - 1]).max(2)
+        best[:, : n - width + 1, width - 1] += value
+        splits[:, : n - width + 1, width - 1] = split + 1
+    tops, bottoms, parts = (grid.tolist() for grid in (likeliest(nodes.top), likeliest(~nodes.top), splits))
     found: list[Skeleton | None] = []
-    lengths = [chart.length] * batch if chart.lengths is None else chart.lengths.tolist()
-    for sentence, length in enumerate(lengths):
-        nodes: Skeleton = []
-        waiting = [(0, length)] if (sentence, 0, length) in tops else []
+    for sentence, length in enumerate(lengths.tolist()):
+        tree: Skeleton = []
+        waiting = [(0, length)]
         while waiting:
-            start, width = waiting.pop()
-            key = (sentence, start, width)
-            left = next((part for part in range(width - 1, 0, -1) if (sentence, start, part) in tops), 0)
-            rank = int(lanes[start * batch + sentence, left - 1].argmax()) if left and chart.form.projects else None
-            nodes.append(Node(start, width, tops[key], bottoms[key], left, rank))
+            at, width = waiting.pop()
+            label, below, left = (grid[sentence][at][width - 1] for grid in (tops, bottoms, parts))
+            tree.append(Node(at, width, label, label if label >= interminals else below, left))
             if left:
-                waiting += [(start + left, width - left), (start, left)]
-        found.append(nodes or None)
+                waiting += [(at + left, width - left), (at, left)]
+        found.append(tree)
     return found

@@ -6,13 +6,13 @@ from torch import Tensor
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.fast.as_textbook import as_textbook
 from lvpcfg.chart.fast.cp import CPForm
-from lvpcfg.chart.fast.inside import AnyRules
+from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.marks import MarkedChart
 from lvpcfg.chart.semirings import Max, require_nonnegative, safe_log
 
 
 def best_derivations(
-    form: AnyRules, leaf: Tensor, lengths: Tensor | None = None
+    form: FastForm, leaf: Tensor, lengths: Tensor | None = None
 ) -> tuple[list[Skeleton | None], Tensor]:
     """The best derivations, their nodes labelled with states, and their log-probabilities, [batch].
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.fast.algebra import SUM
 from lvpcfg.chart.fast.build import cp_form, unary_closure
-from lvpcfg.chart.fast.cp import CPByChildTypes, CPForm
+from lvpcfg.chart.fast.cp import SortedCPForm, CPForm
 from lvpcfg.chart.fast.inside import Chart
 from lvpcfg.chart.fast.outside import Outside
-from lvpcfg.chart.fast.partition import Problem, Solution, solve_outside
+from lvpcfg.chart.fast.partition import Problem, solve_outside
 from lvpcfg.chart.forest.forest import Forest
 from lvpcfg.chart.forest.tiles import pick, places
 from lvpcfg.chart.stages import Stages
@@ -113,7 +112,7 @@ class Coarse:
     def __init__(self, grammar: Grammar, cover: Factors, stages: Stages) -> None:
         self.grammar, self.rules, self.stages = grammar, FineRules(grammar), stages
         self.inner = len(grammar.symbols.interminals)
-        self.form = cp_form(grammar.root, cover.u, cover.v, cover.w, grammar, by_child_types=True)
+        self.form = cp_form(grammar.root, cover.u, cover.v, cover.w, grammar, sort_terms=True)
         u, *halves = self.form.weights
         v, w = torch.cat(halves).T.tensor_split(2)
         self.factors = (u, v.contiguous(), w.contiguous())  # [terms, symbols]
@@ -148,24 +147,22 @@ class Coarse:
                 solutions = solve_outside(Problem(self.form, words, None if same else some), ones)
             for solution in solutions:
                 # What needs log-sum-exp is left without edges, and so to whole charts.
-                if solution.chart.algebra is SUM:
+                if solution.sums is not None:
                     with self.stages.stage("gather"):
-                        edges, nodes = self._survivors(solution, some[solution.sentences], threshold)
+                        edges, nodes = self._survivors(*solution.sums, some[solution.sentences], threshold)
                     parts.append((edges, replace(nodes, sentence=numbers[solution.sentences[nodes.sentence]])))
         with self.stages.stage("gather"):
             return self._joined(parts, lengths)
 
     @torch.inference_mode()
-    def _survivors(self, solution: Solution, lengths: Tensor, threshold: float) -> tuple[Edges, Nodes]:
+    def _survivors(self, chart: Chart, outside: Outside, lengths: Tensor, threshold: float) -> tuple[Edges, Nodes]:
         """What is left of one chart. Its cells are numbered by width, start and sentence, nodes by cell and symbol."""
-        chart, outside = solution.chart, solution.outside
-        assert outside is not None
         device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
         first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
         width = torch.repeat_interleave(first.diff()) + 1  # of each cell
-        top = _beside(chart.top.whole, chart.word_top)  # alpha, [cells, symbols]
-        bottom = _beside(chart.bottom.whole, chart.word)
-        above = _beside(outside.top.whole, outside.word_top)  # beta
+        top = _beside(chart.top.cells, chart.word_top)  # alpha, [cells, symbols]
+        bottom = _beside(chart.bottom.cells, chart.word)
+        above = _beside(outside.top.cells, outside.word_top)  # beta
 
         tops = len(width) * symbols  # where their numbers begin
         found = []
@@ -202,7 +199,7 @@ class Coarse:
     ) -> Iterator[tuple[Tensor, ...]]:
         """Binary rules, and the cells of the parent and of both children."""
         term, posterior, *cells = self._terms(chart, outside, first, threshold)
-        for mode, table in enumerate((outside.bottom.whole, top, top)):
+        for mode, table in enumerate((outside.bottom.cells, top, top)):
             factor = self.factors[mode].to(top.dtype)
             for some in places(pick(self.mode, term) == mode).split(CHUNK // max(1, factor.shape[1])):
                 rows = pick(table, pick(cells[mode], some)).mul_(pick(factor, pick(term, some)))
@@ -225,15 +222,15 @@ class Coarse:
 
         if chart.length == 1:
             return found[0]
-        general, after, before, _ = form.kinds
-        if isinstance(form, CPByChildTypes):  # else there are no terms for two words
+        general, after, before, _ = form.term_counts
+        if isinstance(form, SortedCPForm):  # else there are no terms for two words
             pairs = chart.pairs * (outside.bottom[1] @ form.weights[3].T)
             place = places(pairs > threshold)
             row, two = place // pairs.shape[1], torch.full_like(place, 2)
             add(place % pairs.shape[1] + general + after + before, pick(pairs.view(-1), place), two, row, two - 1)
 
-        share = outside.combined.whole
-        joint = (chart.combined.whole * share).view(-1)
+        share = outside.combined.cells
+        joint = (chart.combined.cells * share).view(-1)
         place = places(joint > threshold)  # of all splits together
         cell, term = words + place // share.shape[1], place % share.shape[1]
         width = torch.searchsorted(first, cell, right=True)
