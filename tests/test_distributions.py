@@ -157,7 +157,9 @@ def test_sent_cfg_takes_potentials_of_any_size():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((2, 5, 4), (2, 2, 6, 6), (2,)), "the rules being shared"),
+        (((2, 5, 4), (2, 6, 6), (2, 2, 1)), r"expected \[batch, length, T\], \[\(batch,\) NT, NT \+ T, NT \+ T\]"),
+        (((2, 5, 4), (3, 2, 6, 6), (2,)), r"rules have the shape \(3, 2, 6, 6\): expected \(2, 2, 6, 6\)"),
+        (((2, 5, 4), (2, 6, 6), (3, 2)), r"roots have the shape \(3, 2\): expected \(2, 2\)"),
         (((2, 5, 4), (2, 5, 6), (2,)), r"rules have the shape \(2, 5, 6\): expected \(2, 6, 6\)"),
     ],
 )
