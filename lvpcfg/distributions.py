@@ -8,25 +8,42 @@ top and a bottom state for each span, and what happens between them, any number 
 step of it. `log_prob` takes derivations or skeletal trees.
 """
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from nltk.tree import Tree
 from torch import Tensor
+from torch.distributions import Distribution, register_kl
 
-from lvpcfg.chart.decode.best import Best
-from lvpcfg.chart.decode.decode import derivations
+from lvpcfg.chart import textbook
 from lvpcfg.chart.derivations import Derivation, Node, Skeletal, only
-from lvpcfg.chart.fast.algebra import MAX, Expectation, Log, Sample
+from lvpcfg.chart.fast.as_textbook import as_textbook
 from lvpcfg.chart.fast.build import dense, form
 from lvpcfg.chart.fast.cp import CPForm
-from lvpcfg.chart.fast.inside import AnyRules, Chart
+from lvpcfg.chart.fast.inside import Allowed, AnyRules
 from lvpcfg.chart.fast.marginals import Marginals, marginals
-from lvpcfg.chart.fast.outside import Outside
-from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, log_partition, solve, total
+from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, log_partition, solve
 from lvpcfg.chart.fast.sample import Sampler
-from lvpcfg.chart.semirings import require_nonnegative, safe_log
+from lvpcfg.chart.lanes import Rules
+from lvpcfg.chart.marks import MarkedChart
+from lvpcfg.chart.semirings import (
+    CrossEntropy,
+    Entropy,
+    KLDivergence,
+    KMax,
+    Log,
+    Max,
+    Sampled,
+    Semiring,
+    Signed,
+    ones,
+    require_nonnegative,
+    safe_log,
+    zeros,
+)
+from lvpcfg.chart.textbook import CFG, Weights
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
@@ -35,20 +52,40 @@ from lvpcfg.trees.normalise import TOP, normalise
 from lvpcfg.trees.walk import is_preterminal
 
 WIDEST, WIDEST_FLOAT32 = 700, 80  # log-potentials that exp can hold beside the largest
+Found = TypeVar("Found")
 
 
-class TreeDistribution:
+def _remembered(method: "Callable[[TreeDistribution], Found]") -> "Found":
+    """A property that is computed once with gradients and once without them, if they are wanted now and then."""
+
+    def get(self: "TreeDistribution") -> Found:
+        key = method.__name__, self._differentiable
+        if key not in self._known:
+            self._known[key] = method(self)
+        found: Found = self._known[key]
+        return found
+
+    get.__doc__ = method.__doc__
+    return property(get)  # type: ignore[return-value]
+
+
+class TreeDistribution(Distribution):
     """The trees of a batch of sentences under one grammar.
 
-    `leaf` is [length, batch, preterminal states]: what each word is worth under each state. `lengths`, [batch], says
-    how long the sentences are where some are shorter. `symbol` maps states to symbols, for skeletal trees; without
-    it every state is a symbol. `constant`, [batch], is the log of a factor of every tree's weight that the
-    parameters leave out.
+    `form` is one of the fast engine; or a textbook grammar, which may have parameters for each sentence. `leaf` is
+    [length, batch, preterminal states]: what each word is worth under each state. `lengths`, [batch], says how long the
+    sentences are where some are shorter. `symbol` maps states to symbols, for skeletal trees; without it every state
+    is a symbol. `constant`, [batch], is the log of a factor of every tree's weight that the parameters leave out.
+
+    The partition and log_prob have first derivatives, all other numbers any; those of the fast engine run where they
+    are enough.
     """
+
+    arg_constraints = {}  # noqa: RUF012 -- a name of torch.distributions
 
     def __init__(
         self,
-        form: AnyRules,
+        form: AnyRules | CFG,
         leaf: Tensor,
         lengths: Tensor | None = None,
         symbol: Sequence[int] | None = None,
@@ -60,65 +97,77 @@ class TreeDistribution:
                 raise InputError(f"lengths are {lengths.tolist()}: expected a whole number for each sentence.")
             if not bool(((lengths >= 1) & (lengths <= leaf.shape[0])).all()):
                 raise InputError(f"lengths are {lengths.tolist()}: expected 1 to {leaf.shape[0]} words.")
+        super().__init__(leaf.shape[1:2], validate_args=False)
         self.form, self.leaf, self.lengths = form, leaf, lengths
         self.symbol = list(range(form.root.shape[-1])) if symbol is None else list(symbol)
         self.constant = constant
+        self._known: dict[tuple[str, bool], Any] = {}
 
-    @cached_property
+    @_remembered
     def partition(self) -> Tensor:
         """log Z of each sentence, [batch]; differentiable. (log |Z| where parameters are signed.)"""
-        log_z, _ = log_partition(self.form, self.leaf, self.lengths)
+        log_z = self._log_z()
         return log_z if self.constant is None else log_z + self.constant
 
-    @cached_property
+    @_remembered
     def marginals(self) -> Marginals:
-        """Posteriors of all spans and states."""
-        return marginals(self._plain, self.leaf.detach(), self.lengths)
+        """Posteriors of all spans and states; differentiable."""
+        if isinstance(self.form, CFG) or self._differentiable:
+            found = self._textbook_marginals()
+        else:
+            found = marginals(self._plain(self.form), self.leaf.detach(), self.lengths)
+        return found if self.constant is None else replace(found, log_z=found.log_z + self.constant.detach())
 
-    @cached_property
+    @_remembered
     def argmax(self) -> list[Derivation]:
         """The best derivation of each sentence; one without nodes where there is none."""
         require_nonnegative(self._everything(), "argmax")
-        return [one[0] if one else Derivation(()) for one in self._best(1)]
+        return _as_derivations(self._marked(Max).derivations(last=True))
+
+    @property
+    def mode(self) -> list[Derivation]:  # type: ignore[override]
+        """The same, as torch.distributions calls it."""
+        return self.argmax
 
     def topk(self, k: int) -> list[list[Derivation]]:
         """The k best derivations of each sentence, best first; fewer where there are fewer."""
         _expect_number("topk", k)
         require_nonnegative(self._everything(), "topk")
-        return self._best(k)
+        chart = self._marked(KMax(k))
+        ranked = [_as_derivations(chart.derivations(number, number + 1 == k)) for number in range(k)]
+        return [[tree for tree in of_sentence if tree.nodes] for of_sentence in zip(*ranked, strict=True)]
 
-    def sample(self, samples: int = 1, generator: torch.Generator | None = None) -> list[list[Derivation]]:
-        """Derivations drawn at random, independently, as many as asked for of each sentence."""
-        _expect_number("sample", samples)
+    def sample(  # type: ignore[override]
+        self, samples: int | Sequence[int] = 1, generator: torch.Generator | None = None
+    ) -> list[list[Derivation]]:
+        """Derivations drawn at random, independently, as many of each sentence as asked for: 5 or, as a shape, (5,)."""
+        one_dimension = isinstance(samples, Sequence) and len(samples) == 1
+        number = _expect_number("sample", samples[0] if one_dimension else samples)  # type: ignore[index]
         require_nonnegative(self._everything(), "sample")
-        form = self._plain.unsorted if isinstance(self._plain, CPForm) else self._plain
+        if isinstance(self.form, CFG):
+            return self._drawn_in_logarithms(number, generator)
+        form = self._plain(self.form)
+        form = form.unsorted if isinstance(form, CPForm) else form
         problem = Problem(form.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
         drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
         with torch.no_grad():
             for solution in solve(problem):
                 if solution.level == LOGARITHMIC:
-                    found = self._drawn_in_logarithms(problem.part(solution.sentences), samples, generator)
+                    part = problem.part(solution.sentences)
+                    some = TreeDistribution(part.form, part.leaf, part.lengths)
+                    found = some._drawn_in_logarithms(number, generator)
                 else:
-                    trees = Sampler(solution.chart, samples, generator).skeletons()
+                    trees = Sampler(solution.chart, number, generator).skeletons()
                     found = [[Derivation(tuple(nodes)) for nodes in some] for some in trees]
-                for sentence, some in zip(solution.sentences.tolist(), found, strict=True):
-                    drawn[sentence] = some
+                for sentence, one in zip(solution.sentences.tolist(), found, strict=True):
+                    drawn[sentence] = one
         return drawn
 
-    def _drawn_in_logarithms(
-        self, problem: Problem, samples: int, generator: torch.Generator | None
-    ) -> list[list[Derivation]]:
-        """One chart for each sample: the last resort, where float64 underflows."""
-        leaf = problem.leaf.repeat_interleave(samples, 1)
-        lengths = None if problem.lengths is None else problem.lengths.repeat_interleave(samples, 0)
-        drawn = TreeDistribution(problem.form, leaf, lengths)._derived(Sample(generator))
-        return [drawn[i : i + samples] for i in range(0, len(drawn), samples)]
-
-    @cached_property
-    def entropy(self) -> Tensor:
+    @_remembered
+    def entropy(self) -> Tensor:  # type: ignore[override]
         """Of the distribution over derivations, [batch]; differentiable. 0 for a sentence without any."""
-        log_z, expected = self._expected("entropy", [safe_log(x) for x in self._everything()])
-        return torch.where(log_z > -torch.inf, log_z - expected, 0)
+        require_nonnegative(self._everything(), "entropy")
+        return textbook.log_partition(*self._in_logarithms(), self.lengths, Entropy)
 
     def kl(self, other: "TreeDistribution") -> Tensor:
         """sum over derivations of p log (p / q), [batch], p being this distribution; differentiable.
@@ -126,122 +175,192 @@ class TreeDistribution:
         `other` has the same form over the same sentences, and gives weight to whatever this one does. 0 for a
         sentence without derivations.
         """
-        mine, others = self._everything(), other._everything()
-        if [x.shape for x in mine] != [x.shape for x in others]:
-            raise InputError("kl needs two grammars of the same form over the same sentences.")
-        if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
-            raise InputError("kl is infinite: the other grammar has zeros where this one has none.")
-        ratios = [torch.where(p > 0, safe_log(p) - safe_log(q), 0) for p, q in zip(mine, others, strict=True)]
-        log_z, expected = self._expected("kl", ratios)
-        other_log_z, _ = log_partition(other.form, other.leaf, other.lengths)
-        return torch.where(log_z > -torch.inf, expected - log_z + other_log_z, 0)
+        return textbook.log_partition(*self._with(other, "kl"), self.lengths, KLDivergence)
 
-    def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:
+    def cross_entropy(self, other: "TreeDistribution") -> Tensor:
+        """- sum over derivations of p log q, [batch]: kl plus entropy. `other` is as in `kl`."""
+        return textbook.log_partition(*self._with(other, "cross_entropy"), self.lengths, CrossEntropy)
+
+    def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:  # type: ignore[override]
         """log p(tree | sentence) of one tree for each sentence, [batch]; differentiable. -inf for what is no tree."""
         if len(trees) != self.leaf.shape[1]:
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
             )
+        weight = self._log_z(only(trees, self.symbol, self.leaf))
         if isinstance(self.form, CPForm) and any(isinstance(tree, Derivation) for tree in trees):
-            weight = torch.stack([self._weight(tree.nodes, sentence) for sentence, tree in enumerate(trees)])
-        else:
-            weight, _ = log_partition(self.form, self.leaf, self.lengths, only(trees, self.symbol, self.leaf))
-        log_z, _ = log_partition(self.form, self.leaf, self.lengths)
-        return torch.where(weight > -torch.inf, weight - log_z, -torch.inf)
+            # These are one term at each node, and not all of them.
+            each = [
+                self._weight(self.form, tree.nodes, sentence) if isinstance(tree, Derivation) else weight[sentence]
+                for sentence, tree in enumerate(trees)
+            ]
+            weight = torch.stack(each)
+        return torch.where(weight > -torch.inf, weight - self._log_z(), -torch.inf)
+
+    def expand(self, *_: object, **__: object) -> "TreeDistribution":
+        raise InputError("a distribution over trees cannot be expanded: give it the sentences of the larger batch.")
 
     @property
-    def _plain(self) -> AnyRules:
-        return self.form.with_tensors([tensor.detach() for tensor in self.form.tensors])
+    def _differentiable(self) -> bool:
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self._everything())
+
+    def _plain(self, form: AnyRules) -> AnyRules:
+        return form.with_tensors([tensor.detach() for tensor in form.tensors])
 
     def _everything(self) -> list[Tensor]:
         return [self.leaf, *self.form.tensors]
 
-    def _best(self, k: int) -> list[list[Derivation]]:
-        best = Best(self._chart(MAX), k)
-        return [[Derivation(tuple(nodes)) for nodes in best.skeletons(b)] for b in range(self.leaf.shape[1])]
+    def _log_z(self, allowed: Allowed | None = None) -> Tensor:
+        """Of all trees or of those that are allowed, without the constant."""
+        if not isinstance(self.form, CFG):
+            return log_partition(self.form, self.leaf, self.lengths, allowed)[0]
+        semiring, grammar, words = self._for_sums()
+        weights = None if allowed is None else _weights(semiring, words, allowed)
+        return semiring.unconvert(textbook.inside(semiring, grammar, words, self.lengths, weights)[0])
 
-    def _chart(self, algebra: Log) -> Chart:
-        tensors = [algebra.value(tensor.detach().to(torch.float64)) for tensor in self.form.tensors]
-        leaf = algebra.value(self.leaf.detach().to(torch.float64))
-        return Chart(self.form.with_tensors(tensors), leaf, algebra, self.lengths)
+    def _textbook_marginals(self) -> Marginals:
+        semiring, grammar, words = self._for_sums()
+        log_z, top, bottom = textbook.marginals(grammar, words, self.lengths, semiring)
+        sign = (log_z > -torch.inf).to(log_z.dtype)
+        if semiring is Signed:
+            with torch.no_grad():
+                sign = textbook.inside(semiring, grammar, words, self.lengths)[0][0].sign()
+        return Marginals(log_z, sign, top.to(self.leaf.dtype), bottom.to(self.leaf.dtype))
 
-    def _derived(self, algebra: Log) -> list[Derivation]:
-        """The derivation of each sentence that its value in the algebra is the weight of."""
-        chart = self._chart(algebra)
-        gradient = (chart.log_z > -torch.inf).to(chart.log_z.dtype)
-        return [Derivation(tuple(tree or ())) for tree in derivations(chart, Outside(chart, gradient))]
+    def _textbook(self) -> tuple[CFG, Tensor]:
+        """The grammar and the words, in ordinary numbers, for textbook charts."""
+        if self._differentiable:  # made anew, so that each result has a graph of its own
+            return self._made_textbook()
+        key = "textbook", False
+        if key not in self._known:
+            self._known[key] = self._made_textbook()
+        grammar, words = self._known[key]
+        return grammar, words
 
-    def _expected(self, what: str, functions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """log Z and the expectation of the sum of a function of the parameters a derivation uses."""
-        require_nonnegative(self._everything(), what)
-        algebra = Expectation()
-        both = [torch.stack([x, f]).to(torch.float64) for x, f in zip(self._everything(), functions, strict=True)]
-        leaf, *tensors = (algebra.value(x) for x in both)
-        log_z, expected = total(self.form.with_tensors(tensors), leaf, algebra, self.lengths).unbind(0)
-        return log_z, expected
+    def _made_textbook(self) -> tuple[CFG, Tensor]:
+        grammar = self.form if isinstance(self.form, CFG) else as_textbook(self.form, by_rule=False)
+        return grammar.change(torch.Tensor.double), self.leaf.transpose(0, 1).double()
 
-    def _weight(self, nodes: Sequence[Node], sentence: int) -> Tensor:
+    def _in_logarithms(self) -> tuple[CFG, Tensor]:
+        grammar, words = self._textbook()
+        return grammar.change(safe_log), safe_log(words)
+
+    def _for_sums(self) -> tuple[Semiring, CFG, Tensor]:
+        if any(bool((tensor < 0).any()) for tensor in self._everything()):
+            return Signed, *self._textbook()
+        return Log, *self._in_logarithms()
+
+    def _with(self, other: "TreeDistribution", what: str) -> tuple[CFG, Tensor]:
+        """The logarithms of this distribution's numbers and of another's, in pairs."""
+        require_nonnegative([*self._everything(), *other._everything()], what)
+        mine, others = self._everything(), other._everything()
+        if [x.shape for x in mine] != [x.shape for x in others]:
+            raise InputError(f"{what} needs two grammars of the same form over the same sentences.")
+        if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
+            raise InputError(f"{what} is infinite: the other grammar has zeros where this one has none.")
+        (grammar, words), (other_grammar, other_words) = self._in_logarithms(), other._in_logarithms()
+        tensors = iter(other_grammar.tensors)
+        return grammar.change(lambda one: torch.stack([one, next(tensors)])), torch.stack([words, other_words])
+
+    def _marked(self, semiring: Semiring) -> MarkedChart:
+        with torch.no_grad():
+            grammar, words = self._in_logarithms()
+        terms = self.form.lanes if isinstance(self.form, CPForm) else 0
+        return MarkedChart(semiring, grammar, words, self.lengths, terms)
+
+    def _drawn_in_logarithms(self, samples: int, generator: torch.Generator | None) -> list[list[Derivation]]:
+        chart = self._marked(Sampled(generator))
+        drawn = [_as_derivations(chart.derivations(last=number + 1 == samples)) for number in range(samples)]
+        return [list(of_sentence) for of_sentence in zip(*drawn, strict=True)]
+
+    def _weight(self, form: CPForm, nodes: Sequence[Node], sentence: int) -> Tensor:
         """log of the product of the factors that a derivation of a CP form uses."""
-        u, inner, outer = self.form.weights
+        u, inner, outer = form.weights
         both = torch.cat([inner, outer])  # [states, 2 rank]
         rank = len(u)
-        factors = [self.form.root[nodes[0].top]] if nodes else [self.leaf.new_zeros(())]
+        factors = [form.root[nodes[0].top]] if nodes else [self.leaf.new_zeros(())]
         waiting: list[tuple[int, int]] = []  # rank above and side, for nodes to come
         for node in nodes:
             if waiting:
                 above, side = waiting.pop()
                 factors.append(both[node.top, above + side * rank])
-            if self.form.closure is not None and self.form.promotion is not None:
-                step = self.form.closure if node.split else self.form.promotion
-                first = 0 if node.split else self.form.interminals
-                if node.top < self.form.interminals:
+            if form.closure is not None and form.promotion is not None:
+                step = form.closure if node.split else form.promotion
+                first = 0 if node.split else form.interminals
+                if node.top < form.interminals:
                     factors.append(step[node.bottom - first, node.top])
             if node.split:
                 assert node.rank is not None
                 factors.append(u[node.rank, node.bottom])
                 waiting += [(node.rank, 1), (node.rank, 0)]
             else:
-                factors.append(self.leaf[node.start, sentence, node.bottom - self.form.interminals])
+                factors.append(self.leaf[node.start, sentence, node.bottom - form.interminals])
         return safe_log(torch.stack(factors).to(torch.float64)).sum()
 
 
-class SentCFG(TreeDistribution):
-    """A dense PCFG given by log-potentials, as torch-struct's, with the rules shared by the batch.
+register_kl(TreeDistribution, TreeDistribution)(TreeDistribution.kl)
 
-    terms [batch, length, T], rules [NT, NT + T, NT + T], roots [NT]; -inf for what is impossible. Potentials that
-    float32 could not hold beside the largest are computed with in float64.
+
+class SentCFG(TreeDistribution):
+    """A dense PCFG given by log-potentials, as torch-struct's: terms [batch, length, T], -inf for what is impossible.
+
+    Rules and roots are shared by the batch, [NT, NT + T, NT + T] and [NT], or those of each sentence, with `batch` in
+    front. Shared ones are faster. Potentials that float32 could not hold beside the largest are computed with in
+    float64.
     """
 
     def __init__(self, terms: Tensor, rules: Tensor, roots: Tensor, lengths: Tensor | None = None) -> None:
-        if terms.dim() != 3 or rules.dim() != 3 or roots.dim() != 1:
+        if terms.dim() != 3 or rules.dim() not in (3, 4) or roots.dim() not in (1, 2):
             shapes = [tuple(x.shape) for x in (terms, rules, roots)]
             raise InputError(
                 f"terms, rules and roots have the shapes {shapes}: expected [batch, length, T], "
-                "[NT, NT + T, NT + T] and [NT], the rules being shared by the batch."
+                "[(batch,) NT, NT + T, NT + T] and [(batch,) NT]."
             )
-        (batch, length, outer), inner = terms.shape, len(roots)
-        if rules.shape != (inner, inner + outer, inner + outer):
-            expected = (inner, inner + outer, inner + outer)
-            raise InputError(f"rules have the shape {tuple(rules.shape)}: expected {expected}.")
+        (batch, length, outer), inner = terms.shape, roots.shape[-1]
+        for name, given, shape in (("rules", rules, (inner, inner + outer, inner + outer)), ("roots", roots, (inner,))):
+            expected = shape if given.dim() == len(shape) else (batch, *shape)
+            if given.shape != expected:
+                raise InputError(f"{name} have the shape {tuple(given.shape)}: expected {expected}.")
         # Every tree of n words has n - 1 binary rules, so a factor of all rules is a factor of all trees.
-        word, rule, root = _largest(terms, -1), _largest(rules.flatten(), -1), _largest(roots, -1)
+        word, rule, root = _largest(terms, -1), _largest(rules.flatten(-3), -1), _largest(roots, -1)
         sizes = torch.as_tensor([length] * batch if lengths is None else lengths, device=terms.device)
         within = torch.arange(length, device=terms.device) < sizes.unsqueeze(1)
-        constant = (word.squeeze(-1) * within).sum(1) + (sizes - 1) * rule + root
-        parts = [terms - word, rules - rule, roots - root]
+        constant = (word.squeeze(-1) * within).sum(1) + (sizes - 1) * rule.squeeze(-1) + root.squeeze(-1)
+        parts = [terms - word, rules - rule.unsqueeze(-1).unsqueeze(-1), roots - root]
         least = min(float(part.detach().masked_fill(part == -torch.inf, 0).min()) for part in parts)
         if least < -WIDEST:
             raise InputError(f"log-potentials differ by {-least:.0f}: expected {WIDEST} at the most, or -inf.")
         if least < -WIDEST_FLOAT32:
             parts = [part.to(torch.float64) for part in parts]
         leaf, weights, tops = (part.exp() for part in parts)
-        form = dense(torch.cat([tops, tops.new_zeros(outer)]), weights)
+        tops = torch.nn.functional.pad(tops, (0, outer))
+        shared = rules.dim() == 3 and roots.dim() == 1
+        form = dense(tops, weights) if shared else CFG(tops, (Rules.from_tensor(weights),))
         super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant.to(torch.float64))
 
 
-def _expect_number(what: str, number: int) -> None:
+def _as_derivations(trees: Sequence[Sequence[Node] | None]) -> list[Derivation]:
+    return [Derivation(tuple(tree or ())) for tree in trees]
+
+
+def _weights(semiring: Semiring, like: Tensor, allowed: Allowed) -> Weights:
+    """One for the states of spans that are allowed, zero for all others."""
+    batch, length = like.shape[:2]
+    i = torch.arange(length, device=like.device).unsqueeze(1)
+    width = torch.arange(length, device=like.device) - i  # [i, j], less one
+
+    def weights(layer: Tensor) -> Tensor:  # [start, batch, width - 1, states]
+        there = layer.transpose(0, 1)[:, i, width.clamp_min(0)]  # [batch, i, j, states]
+        one, zero = (fill(semiring, like, batch, length, length, there.shape[-1]) for fill in (ones, zeros))
+        return torch.where(there, one, zero)
+
+    return Weights(weights(allowed.top), weights(allowed.bottom))
+
+
+def _expect_number(what: str, number: object) -> int:
     if type(number) is not int or number < 1:
         raise InputError(f"{what} of {show(number)}: expected 1, 2, ...")
+    return number
 
 
 def _largest(x: Tensor, dimension: int) -> Tensor:

@@ -148,6 +148,163 @@ def test_sent_cfg_agrees_with_torch_struct(lengths):
         assert ours.partition[2] == -math.inf
 
 
+class TestRulesOfEachSentence:
+    """SentCFG with parameters that differ from sentence to sentence, as compound PCFGs have them."""
+
+    LENGTHS = torch.tensor([5, 3, 4])
+
+    @pytest.fixture
+    def potentials(self):
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randn(shape, generator=generator).double() for shape in ((3, 5, 4), (3, 2, 6, 6), (3, 2))]
+
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_against_torch_struct(self, potentials, shared):
+        terms, rules, roots = potentials
+        if shared:
+            rules, roots = rules[0], roots[0]
+        ours = SentCFG(terms, rules, roots, self.LENGTHS)
+        peer = torch_struct.SentCFG((terms, rules.expand(3, 2, 6, 6), roots.expand(3, 2)), lengths=self.LENGTHS)
+        assert torch.allclose(ours.partition, peer.partition)
+        assert torch.allclose(ours.entropy, peer.entropy)
+        assert torch.allclose(ours.marginals.log_z, peer.partition)
+        best = torch.zeros_like(ours.marginals.top)
+        for b, tree in enumerate(ours.argmax):
+            for node in tree.nodes:
+                best[b, node.start, node.start + node.width - 1, node.top] = 1
+        assert torch.allclose(ours.log_prob(ours.argmax), peer.max - peer.partition)
+        for mine, theirs in ((ours.marginals.top, peer.marginals), (best, peer.argmax)):
+            assert torch.allclose(mine.diagonal(0, 1, 2)[:, 2:].mT, theirs[0], atol=1e-7)
+            for width in range(2, 6):
+                spans = mine.diagonal(width - 1, 1, 2)[:, :2].mT
+                assert torch.allclose(spans, theirs[3][:, width - 2, : 6 - width], atol=1e-7)
+
+    @pytest.mark.parametrize("which", ["both", "rules", "roots"])
+    def test_against_each_sentence_alone(self, potentials, which):
+        terms, rules, roots = potentials
+        rules = rules[0] if which == "roots" else rules
+        roots = roots[0] if which == "rules" else roots
+        together, other = SentCFG(terms, rules, roots, self.LENGTHS), SentCFG(terms, -rules, roots, self.LENGTHS)
+        ranked = together.topk(3)
+        for b, length in enumerate(self.LENGTHS.tolist()):
+            words, of_rules = terms[b : b + 1, :length], rules if rules.dim() == 3 else rules[b]
+            of_roots = roots if roots.dim() == 1 else roots[b]
+            alone, other_alone = SentCFG(words, of_rules, of_roots), SentCFG(words, -of_rules, of_roots)
+            assert together.kl(other)[b].item() == pytest.approx(alone.kl(other_alone).item(), rel=1e-10)
+            assert together.partition[b].item() == pytest.approx(alone.partition.item(), rel=1e-12)
+            assert together.entropy[b].item() == pytest.approx(alone.entropy.item(), rel=1e-10)
+            assert ranked[b] == alone.topk(3)[0]
+            for name in ("top", "bottom"):
+                mine, truth = getattr(together.marginals, name)[b], getattr(alone.marginals, name)[0]
+                assert torch.allclose(mine[:length, :length], truth, atol=1e-12)
+            for tree in ranked[b]:
+                trees = [one[0] for one in ranked]
+                trees[b] = tree
+                truth = alone.log_prob([tree]).item()
+                assert together.log_prob(trees)[b].item() == pytest.approx(truth, rel=1e-10)
+                trees[b] = Skeletal(tree.nodes)
+                assert together.log_prob(trees)[b].item() == pytest.approx(truth, rel=1e-10)
+
+    def test_samples(self, potentials):
+        terms, rules, roots = (one[:2] for one in potentials)
+        trees = SentCFG(terms[:, :3], rules, roots)
+        drawn = trees.sample((400,), torch.Generator().manual_seed(0))
+        for b, some in enumerate(drawn):
+            for tree, count in Counter(some).most_common(3):
+                one = [some[0] for some in drawn]
+                one[b] = tree
+                assert count / 400 == pytest.approx(trees.log_prob(one)[b].exp().item(), abs=0.1)
+
+    def test_derivatives(self, potentials):
+        terms, rules, roots = (one[:2].clone().requires_grad_() for one in potentials)
+
+        def numbers(*potentials):
+            trees = SentCFG(*potentials, torch.tensor([3, 2]))
+            marginals = trees.marginals
+            return trees.partition, trees.entropy, marginals.top, marginals.bottom
+
+        assert torch.autograd.gradcheck(numbers, [terms[:, :3], rules, roots], fast_mode=True)
+
+    def test_what_is_impossible_has_derivatives(self, potentials):
+        terms, rules, roots = potentials
+        terms[0, 1] = -math.inf  # a sentence without trees
+        rules[1, :, 0] = -math.inf
+        for one in potentials:
+            one.requires_grad_()
+        trees = SentCFG(terms, rules, roots)
+        assert trees.partition[0] == -math.inf
+        assert trees.entropy[0] == 0
+        (trees.partition[1:].sum() + trees.entropy.sum() + trees.marginals.top.square().sum()).backward()
+        for one in potentials:
+            assert one.grad.isfinite().all()
+            assert not one.grad[one == -math.inf].any()
+            assert not one.grad[0].any()
+            assert one.grad[1:].any()
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_marginals_can_be_part_of_a_loss(name, signed):
+    case, lengths = make(name, signed), torch.tensor([LENGTH, LENGTH - 1])
+    leaf = case.leaf(LENGTH, 2).requires_grad_()
+    tensors = [tensor.clone().requires_grad_() for tensor in case.form.tensors]
+    there = [tensor != 0 for tensor in tensors]
+
+    def posteriors(leaf, *tensors):
+        tensors = [tensor * some for tensor, some in zip(tensors, there, strict=True)]  # zeros stay zeros
+        found = TreeDistribution(case.form.with_tensors(tensors), leaf, lengths).marginals
+        return found.top, found.bottom
+
+    plain = TreeDistribution(case.form, leaf.detach(), lengths).marginals  # by the fast engine
+    found = TreeDistribution(case.form, leaf, lengths).marginals
+    assert found.top.requires_grad
+    assert not plain.top.requires_grad
+    for field in ("log_z", "sign", "top", "bottom"):
+        assert torch.allclose(getattr(found, field), getattr(plain, field), atol=1e-10), field
+    assert torch.autograd.gradcheck(posteriors, [leaf, *tensors], fast_mode=True)
+
+
+def test_they_are_distributions_of_torch():
+    case, other = make("rule tensors, unary"), make("rule tensors, unary", seed=2)
+    p, q = (TreeDistribution(one.form, one.leaf(LENGTH, 2)) for one in (case, other))
+    assert isinstance(p, torch.distributions.Distribution)
+    assert (p.batch_shape, p.event_shape) == (torch.Size([2]), torch.Size())
+    kl = torch.distributions.kl_divergence(p, q)
+    assert torch.allclose(kl, p.kl(q))
+    assert torch.allclose(p.cross_entropy(q), kl + p.entropy)
+    assert p.mode == p.argmax
+    assert [len(some) for some in p.sample((5,))] == [5, 5]
+    assert repr(p)
+    with pytest.raises(InputError, match="sample of"):
+        p.sample((2, 3))
+    with pytest.raises(InputError, match="cannot be expanded"):
+        p.expand((4,))
+
+
+def test_what_was_computed_without_gradients_is_not_taken_for_more():
+    case = make("dense")
+    leaf = case.leaf(LENGTH, 2).requires_grad_()
+    trees = TreeDistribution(case.form, leaf)
+    for use in (lambda: trees.partition, lambda: trees.entropy, lambda: trees.marginals.top):
+        with torch.no_grad():
+            value = use()
+        assert not value.requires_grad
+        assert torch.allclose(use(), value)
+        leaf.grad = None
+        use().square().sum().backward()  # each has a graph of its own
+        assert leaf.grad.any()
+
+
+def test_skeletal_trees_and_derivations_may_be_mixed():
+    case = make("kruskal")
+    trees = TreeDistribution(case.form, case.leaf(LENGTH, 2), symbol=case.symbol)
+    derived = trees.argmax
+    skeletal = [Skeletal(tuple(_skeletal(node, case.symbol) for node in tree.nodes)) for tree in derived]
+    mixed = trees.log_prob([derived[0], skeletal[1]])
+    assert mixed[0] == trees.log_prob(derived)[0]
+    assert mixed[1] == trees.log_prob(skeletal)[1]
+
+
 def test_sent_cfg_takes_potentials_of_any_size():
     terms, rules, roots = torch.randn(1, 4, 3) - 500, torch.randn(2, 5, 5) + 300, torch.randn(2) - 2000
     peer = torch_struct.SentCFG((terms, rules.unsqueeze(0), roots.unsqueeze(0)))
@@ -157,7 +314,9 @@ def test_sent_cfg_takes_potentials_of_any_size():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((2, 5, 4), (2, 2, 6, 6), (2,)), "the rules being shared"),
+        (((2, 5, 4), (2, 6, 6), (2, 2, 1)), r"expected \[batch, length, T\], \[\(batch,\) NT, NT \+ T, NT \+ T\]"),
+        (((2, 5, 4), (3, 2, 6, 6), (2,)), r"rules have the shape \(3, 2, 6, 6\): expected \(2, 2, 6, 6\)"),
+        (((2, 5, 4), (2, 6, 6), (3, 2)), r"roots have the shape \(3, 2\): expected \(2, 2\)"),
         (((2, 5, 4), (2, 5, 6), (2,)), r"rules have the shape \(2, 5, 6\): expected \(2, 6, 6\)"),
     ],
 )

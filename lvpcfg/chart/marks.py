@@ -43,8 +43,9 @@ class MarkedChart:
         After the `last` reading the chart is gone.
         """
         layers = [self.top] if self.bottom is self.top else [self.top, self.bottom]
-        value = self._values[number]
-        total = torch.where(value > -torch.inf, value, 0).sum()
+        with torch.enable_grad():
+            value = self._values[number]
+            total = torch.where(value > -torch.inf, value, 0).sum()
         found = torch.autograd.grad(total, [*layers, *self.terms.values()], retain_graph=not last, allow_unused=True)
         marks = [torch.zeros(0, 5) if one is None else one.sum(0).nonzero().tolist() for one in found]
         tops, bottoms = ({(b, i, j): state for b, i, j, state in layer} for layer in (marks[0], marks[len(layers) - 1]))
