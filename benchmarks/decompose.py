@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from lvpcfg import InputError, debinarise, evaluate, normalise, read_berkeley, read_trees
-from lvpcfg.chart.decode.decode import PRODUCT, SymbolChart, SymbolMap
+from lvpcfg.chart.decode.exhaustive import Exhaustive
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
 from lvpcfg.chart.fast.inside import FastForm
@@ -38,6 +38,7 @@ from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.options import PRODUCT
 from lvpcfg.trees.walk import words
 
 RULES = "rule list"
@@ -197,13 +198,12 @@ def make_forms(model: Model, grammar: Grammar, rank: int) -> dict[str, FastForm]
     }
 
 
-def decode(batch: Batch, solutions: Sequence[Solution], symbols: SymbolMap) -> dict[int, Skeleton]:
+def decode(batch: Batch, solutions: Sequence[Solution], decoder: Exhaustive) -> dict[int, Skeleton]:
     """The trees of a batch of sentences of one length."""
     found = {}
     for solution in solutions:
-        assert solution.outside is not None
-        decoded = SymbolChart(symbols, solution.chart, solution.outside, PRODUCT, signed=False)
-        for place, skeleton in zip(solution.sentences.tolist(), decoded.skeletons(), strict=True):
+        assert solution.sums is not None
+        for place, skeleton in zip(solution.sentences.tolist(), decoder.trees(*solution.sums), strict=True):
             if skeleton:
                 found[batch.numbers[place]] = skeleton
     return found
@@ -248,7 +248,8 @@ def parse(stem: str, trees: str, rank: int, console: Console) -> None:
         raise InputError(f"{stem}: expected a grammar with binary rules, found none.")
     sentences = [words(tree) for tree in gold]
     forms = make_forms(model, grammar, rank)
-    symbols, names = SymbolMap(grammar, grammar.root), grammar.symbols.names
+    names = grammar.symbols.names
+    decoders = {name: Exhaustive(grammar, form, PRODUCT) for name, form in forms.items()}
     passes = {near: dict.fromkeys(forms, 0.0) for near in (0, NEAR)}
     decoding, largest = dict.fromkeys(forms, 0.0), dict.fromkeys(forms, 0.0)
     found: dict[str, dict[int, Skeleton]] = {name: {} for name in forms}
@@ -265,7 +266,7 @@ def parse(stem: str, trees: str, rank: int, console: Console) -> None:
         solved = {name: batch.solve(form) for name, form in forms.items()}
         for name, solutions in solved.items():
             begin = time.perf_counter()
-            found[name] |= decode(batch, solutions, symbols)
+            found[name] |= decode(batch, solutions, decoders[name])
             decoding[name] += time.perf_counter() - begin
             largest[name] = max(largest[name], difference(solved[RULES], solutions))
     table = Table(
@@ -289,7 +290,7 @@ def parse(stem: str, trees: str, rank: int, console: Console) -> None:
         ]
         table.add_row(
             name,
-            "+".join(map(str, getattr(form, "kinds", [len(grammar.binary_rules)]))),
+            "+".join(map(str, getattr(form, "term_counts", [len(grammar.binary_rules)]))),
             *(text for one in passes.values() for text in (f"{one[name]:.2f}", f"{one[RULES] / one[name]:.1f}")),
             f"{least[RULES] / least[name]:.1f}",
             f"{largest[name]:.1e}",

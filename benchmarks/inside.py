@@ -29,10 +29,11 @@ from rich.table import Table
 from torch_struct import SentCFG as PeerCFG
 
 from lvpcfg import debinarise, evaluate, normalise, read_berkeley, read_trees
-from lvpcfg.chart.decode.decode import PRODUCT, SymbolChart, SymbolMap
+from lvpcfg.chart.decode.exhaustive import Exhaustive
 from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import Problem, log_partition, solve
+from lvpcfg.options import PRODUCT
 from lvpcfg.trees.walk import words
 
 
@@ -187,7 +188,7 @@ def parse(stem: str, trees: str, console: Console) -> None:
     model = read_berkeley(stem)
     grammar = model.grammar.to(dtype=torch.float32)
     form = tensor_form(grammar)
-    symbols, names = SymbolMap(grammar, grammar.root), grammar.symbols.names
+    decoder, names = Exhaustive(grammar, form, PRODUCT), grammar.symbols.names
     gold = [normalise(tree) for tree in read_trees(trees)]
     sentences = [words(tree) for tree in gold]
     by_length = defaultdict(list)
@@ -208,9 +209,8 @@ def parse(stem: str, trees: str, console: Console) -> None:
         now = stage("inside", now)
         outside = Outside(solution.chart, torch.ones(len(solution.sentences), dtype=torch.float64))
         now = stage("outside", now)
-        decoded = SymbolChart(symbols, solution.chart, outside, PRODUCT, signed=False)
+        skeletons = decoder.trees(solution.chart, outside)
         now = stage("max-rule", now)
-        skeletons = decoded.skeletons()
         for number, skeleton in zip(solution.sentences.tolist(), skeletons, strict=True):
             built = []
             for node in reversed(skeleton or []):

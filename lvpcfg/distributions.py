@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.distributions import Distribution, register_kl
 
 from lvpcfg.chart import textbook
-from lvpcfg.chart.derivations import Derivation, Node, Skeletal, only
+from lvpcfg.chart.derivations import Allowed, Derivation, Node, Skeletal, only
 from lvpcfg.chart.fast.as_textbook import as_textbook
-from lvpcfg.chart.fast.build import dense, form
+from lvpcfg.chart.fast.build import dense_form, form
 from lvpcfg.chart.fast.cp import CPForm
-from lvpcfg.chart.fast.inside import Allowed, AnyRules
+from lvpcfg.chart.fast.inside import Chart, FastForm
 from lvpcfg.chart.fast.marginals import Marginals, marginals
-from lvpcfg.chart.fast.partition import LOGARITHMIC, Problem, log_partition, solve
+from lvpcfg.chart.fast.partition import Problem, log_partition, solve
 from lvpcfg.chart.fast.sample import Sampler
 from lvpcfg.chart.lanes import Rules
 from lvpcfg.chart.marks import MarkedChart
@@ -85,7 +85,7 @@ class TreeDistribution(Distribution):
 
     def __init__(
         self,
-        form: AnyRules | CFG,
+        form: FastForm | CFG,
         leaf: Tensor,
         lengths: Tensor | None = None,
         symbol: Sequence[int] | None = None,
@@ -152,13 +152,13 @@ class TreeDistribution(Distribution):
         drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
         with torch.no_grad():
             for solution in solve(problem):
-                if solution.level == LOGARITHMIC:
-                    part = problem.part(solution.sentences)
-                    some = TreeDistribution(part.form, part.leaf, part.lengths)
-                    found = some._drawn_in_logarithms(number, generator)
-                else:
+                if isinstance(solution.chart, Chart):
                     trees = Sampler(solution.chart, number, generator).skeletons()
                     found = [[Derivation(tuple(nodes)) for nodes in some] for some in trees]
+                else:  # float64 is not enough
+                    part = problem.part(solution.sentences)
+                    rest = TreeDistribution(part.form, part.leaf, part.lengths)
+                    found = rest._drawn_in_logarithms(number, generator)
                 for sentence, one in zip(solution.sentences.tolist(), found, strict=True):
                     drawn[sentence] = one
         return drawn
@@ -204,7 +204,7 @@ class TreeDistribution(Distribution):
     def _differentiable(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self._everything())
 
-    def _plain(self, form: AnyRules) -> AnyRules:
+    def _plain(self, form: FastForm) -> FastForm:
         return form.with_tensors([tensor.detach() for tensor in form.tensors])
 
     def _everything(self) -> list[Tensor]:
@@ -335,7 +335,7 @@ class SentCFG(TreeDistribution):
         leaf, weights, tops = (part.exp() for part in parts)
         tops = torch.nn.functional.pad(tops, (0, outer))
         shared = rules.dim() == 3 and roots.dim() == 1
-        form = dense(tops, weights) if shared else CFG(tops, (Rules.from_tensor(weights),))
+        form = dense_form(tops, weights) if shared else CFG(tops, (Rules.from_tensor(weights),))
         super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant.to(torch.float64))
 
 

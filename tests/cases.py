@@ -8,12 +8,14 @@ import torch
 from enumeration import Dense, derivations, total
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM
+from lvpcfg.chart.decode.exhaustive import Exhaustive
 from lvpcfg.chart.derivations import Node
-from lvpcfg.chart.fast.build import cp_form, dense_form_form, tensor_form
-from lvpcfg.chart.fast.inside import FastForm
+from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
+from lvpcfg.chart.fast.inside import Chart, FastForm
+from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
+from lvpcfg.options import PRODUCT, RECALL, RULE_SUM
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.treebank import Symbols
 
@@ -212,3 +214,39 @@ def rules_of(nodes):
         else None
         for n in nodes
     ]
+
+
+def plain_grammar(inner, outer, binary, unary=(), root=None) -> Grammar:
+    """A PCFG, m = 1: rules are (parent, left, right, probability) and (parent, child, probability) by name."""
+    number = {name: i for i, name in enumerate([*inner, *outer])}
+
+    def rules(some, size):
+        return torch.tensor([[number[name] for name in rule[:size]] for rule in some]).long().reshape(-1, size)
+
+    def values(some):
+        return torch.tensor([rule[-1] for rule in some], dtype=torch.float64)
+
+    return Grammar(
+        symbols=Symbols(tuple(inner), tuple(outer)),
+        binary=RuleTensors((1,) * len(number), len(inner), rules(binary, 3), values(binary)),
+        unary_rules=rules(unary, 2),
+        root=torch.tensor([float(name == (root or inner[0])) for name in number], dtype=torch.float64),
+        unary=values(unary),
+        lexical=no_words(len(outer)),
+    )
+
+
+def decoded(case: Case, leaf: torch.Tensor, decoder: str) -> list[list[Node] | None]:
+    """The trees of whole charts."""
+    chart = Chart(case.form, leaf)
+    outside = Outside(chart, torch.ones_like(chart.log_z))
+    return Exhaustive(case.grammar, case.form, decoder).trees(chart, outside)
+
+
+def worths(case: Case, leaf: torch.Tensor, decoder: str) -> torch.Tensor:
+    """What the best tree of each sentence is worth."""
+    chart = Chart(case.form, leaf)
+    outside = Outside(chart, torch.ones_like(chart.log_z))
+    exhaustive = Exhaustive(case.grammar, case.form, decoder)
+    forest, nodes, posteriors = exhaustive.edges.of(chart, outside, 0.0)
+    return exhaustive.decoder.best(forest, nodes, [posteriors])[1]

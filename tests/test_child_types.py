@@ -32,7 +32,7 @@ def test_a_cover_by_kind_parses_as_the_rules_do():
     grammar = tight_grammar()
     factors = cover_by_child_types(rule_tensor(grammar))
     form = cp_form(grammar.root, factors.u, factors.v, factors.w, grammar, sort_terms=True)
-    assert form.kinds == (12, 4, 0, 5)  # fibres of phrases cover all rules with a word on the left
+    assert form.term_counts == (12, 4, 0, 5)  # fibres of phrases cover all rules with a word on the left
     leaf = torch.rand(6, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours, rules = (marginals(one, leaf) for one in (form, tensor_form(grammar)))
     assert torch.allclose(ours.log_z, rules.log_z, rtol=1e-12)
@@ -65,7 +65,7 @@ def test_counts_fitted_by_kind_keep_their_margins():
     ratio = torch.where(truth > 0, truth * (truth / model).log(), 0)
     assert fit.divergence == pytest.approx(float(ratio.sum() - truth.sum() + model.sum()), abs=1e-9)
     rules = conditional(fit.factors, expected_states(grammar)[:INNER])
-    assert all(cp_form(grammar.root, rules.u, rules.v, rules.w, sort_terms=True).kinds)
+    assert all(cp_form(grammar.root, rules.u, rules.v, rules.w, sort_terms=True).term_counts)
     assert spectral_radius(replace(grammar, binary=WholeCP.from_factors(rules, grammar.binary))) < 1
 
 
@@ -87,5 +87,5 @@ def test_a_real_grammar(data):
     grammar = read_berkeley(data / "grammars" / "wsj_0", lexicon=False).grammar
     factors = cover_by_child_types(rule_tensor(grammar))
     form = cp_form(grammar.root, factors.u, factors.v, factors.w, sort_terms=True)
-    assert all(found <= expected for found, expected in zip(form.kinds, (143, 126, 144, 260), strict=True))
+    assert all(found <= expected for found, expected in zip(form.term_counts, (143, 126, 144, 260), strict=True))
     assert apr_by_child_types(expected_counts(grammar), 260, 3).divergence < 0.3

@@ -5,27 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import WITH_GRAMMAR, Posteriors, listable, make, small
+from cases import WITH_GRAMMAR, Posteriors, decoded, listable, make, small
 from nltk.tree import Tree
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, compress, corpus, train
 from lvpcfg.chart.decode import coarse_to_fine
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine
-from lvpcfg.chart.decode.decode import (
-    DECODERS,
-    FREE,
-    PRODUCT,
-    RECALL,
-    RULE_SUM,
-    VARIATIONAL,
-    VITERBI,
-    SymbolMap,
-    best_derivations,
-    free_recall,
-)
-from lvpcfg.chart.fast.inside import Chart
-from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.decode.decode import best_edges
+from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.chart.forest import forest
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
@@ -33,6 +21,7 @@ from lvpcfg.decompose.coarse import covered, with_coarse
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.projection import projected
+from lvpcfg.options import DECODERS, FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL, VITERBI
 from lvpcfg.parser import THRESHOLD
 from lvpcfg.trees.lexicon import LexicalTable
 
@@ -94,8 +83,7 @@ def test_viterbi_finds_the_best_derivation(name):
 def test_free_recall_is_that_of_charts(name):
     case = make(name)
     leaf = case.leaf(6, 3)
-    chart = Chart(case.form, leaf)
-    expected = free_recall(SymbolMap(case.grammar, leaf), chart, Outside(chart, torch.ones_like(chart.log_z)))
+    expected = decoded(case, leaf, FREE)
     names = case.grammar.symbols.names
     for one, other in zip(found(case, leaf, FREE), expected, strict=True):
         # Spans whose symbol was made by binarisation are worth nothing, and may be others.
@@ -317,7 +305,7 @@ def test_grammars_whose_rules_are_all_between_phrases():
     short, long = "(TOP (S (NP (NN a)) (VP (VB b))))", "(TOP (S (NP (NN c)) (VP (VP (VB b)) (NP (NN a)))))"
     trees = [Tree.fromstring(short), Tree.fromstring(long)]
     parser = Parser(train(trees * 5, "em", states=2, iterations=2), device="cpu")
-    assert parser._coarse_to_fine.coarse.form.kinds[1:] == (0, 0, 0)
+    assert parser._coarse_to_fine.coarse.form.term_counts[1:] == (0, 0, 0)
     assert parser.parse_sents([tree.leaves() for tree in trees]) == trees
     assert parser.counts.exhaustive == 0
 
@@ -453,5 +441,5 @@ def test_best_edges_leave_out_what_is_impossible():
     columns = torch.tensor([[1, 0, 2, 0, 1], [1, 0, 2, 1, 0]]).unbind(1)
     packed = Forest(3, *columns, leaves=torch.tensor([0, 1]), tops=torch.tensor([2]))
     edges = torch.tensor([-math.inf, -3.0])
-    assert coarse_to_fine.best_edges(packed, edges, torch.zeros(2)).tolist()[2] == 1
-    assert coarse_to_fine.best_edges(packed, edges - math.inf, torch.zeros(2)).tolist()[2] == -1
+    assert best_edges(packed, edges, torch.zeros(2))[0].tolist()[2] == 1
+    assert best_edges(packed, edges - math.inf, torch.zeros(2))[0].tolist()[2] == -1

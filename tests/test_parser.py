@@ -12,8 +12,8 @@ from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, corpus, evaluate, normalise, train
 from lvpcfg.chart.decode.chains import Chains
-from lvpcfg.chart.decode.decode import DECODERS
 from lvpcfg.distributions import ModelTrees
+from lvpcfg.options import DECODERS
 from lvpcfg.trees.walk import words
 
 

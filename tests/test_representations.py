@@ -10,7 +10,6 @@ import torch
 from strategies import random_model
 
 from lvpcfg import InputError, Model, Parser, compress
-from lvpcfg.chart.decode.decode import DECODERS
 from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.distributions import ModelTrees
@@ -20,6 +19,7 @@ from lvpcfg.grammar.projection import projected
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
+from lvpcfg.options import DECODERS
 
 SENTENCES = [["dog", "barks"], ["barks", "dog", "dog"], ["dog", "barks", "cats", "dog"], ["barks"]]
 

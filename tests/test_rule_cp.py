@@ -12,12 +12,12 @@ from test_coarse_to_fine import coarse_to_fine_of, flat
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.chart.decode.coarse_to_fine import Fine
-from lvpcfg.chart.decode.decode import DECODERS, PRODUCT, RECALL, VITERBI
 from lvpcfg.chart.forest.forest import Plan, log_likelihood
 from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.decompose.compress import ALSOptions, Options, decompose, fit_rules
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
+from lvpcfg.options import DECODERS, PRODUCT, RECALL, VITERBI
 
 
 def factored(grammar, rules, rank=2, seed=0, signed=False):
@@ -114,7 +114,7 @@ def test_negative_posteriors_are_counted(worth):
     grammar.binary.u[0, 0, :2] = torch.tensor([3.0, worth])  # to which the rule is worth little, or less
     coarse_to_fine = coarse_to_fine_of([grammar], PRODUCT)
     coarse_to_fine.parse([words], lengths, 0.0, probabilities=False)
-    assert (coarse_to_fine.negative > 0) == (worth < 0)
+    assert (coarse_to_fine.decoder.negative > 0) == (worth < 0)
 
 
 @pytest.fixture(scope="module")

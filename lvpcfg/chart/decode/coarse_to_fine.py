@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import Decoder, Posteriors, skeletons
+from lvpcfg.chart.decode.decode import BestTrees, Decoder, Posteriors, trees_of
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.forest.forest import Forest, Plan
 from lvpcfg.chart.forest.prune import Coarse, FineRules, Nodes
@@ -25,13 +25,6 @@ FEW = 2  # states of a symbol in the grammars between the coarsest and the fine 
 SHARPER = 4  # times the threshold: grammars with some states are surer of themselves
 
 
-@dataclass(frozen=True)
-class Found:
-    skeleton: Skeleton | None
-    log_z: float  # log p(sentence), of what was left
-    log_prob: float  # log p(tree, sentence), where it was asked for
-
-
 class CoarseToFine:
     """Parses by fine grammars over the same symbols and rules, in the forests that coarser ones leave.
 
@@ -43,8 +36,7 @@ class CoarseToFine:
         self, grammars: Sequence[Grammar], coarse: CoarseGrammar, decoder: str, stages: Stages | None = None
     ) -> None:
         self.rules = [FineRules(grammar) for grammar in grammars]
-        self.decoder = Decoder(decoder, grammars[0], self.rules[0])
-        self.decoder.signed = any(grammar.signed for grammar in grammars)
+        self.decoder = Decoder(decoder, grammars[0], self.rules[0], any(grammar.signed for grammar in grammars))
         self.stages = stages or Stages(grammars[0].root.device)
         grammar = nonnegative(grammars[0])
         self.middle = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
@@ -55,27 +47,19 @@ class CoarseToFine:
         self.coarse = Coarse(coarse.grammar, coarse.cover, self.stages)
 
     def parse(
-        self,
-        words: Sequence[Tensor],
-        coarse_words: Tensor,
-        lengths: Tensor,
-        threshold: float,
-        probabilities: bool,
-    ) -> list[Found]:
-        """`words` has for each grammar [words of all sentences, tag states], `coarse_words` is [words, tags]."""
+        self, words: Sequence[Tensor], coarse_words: Tensor, lengths: Tensor, threshold: float
+    ) -> tuple[list[Skeleton | None], Tensor]:
+        """The best tree of each sentence, None where none is left, and log Z of what is left, [sentences].
+
+        `words` has for each grammar [words of all sentences, tag states], `coarse_words` is [words, tags].
+        """
         forest, kept = self.coarse.forest(coarse_words, lengths, threshold)
         with torch.inference_mode():
-            return self._parse(words, lengths, forest, kept, threshold, probabilities)
+            return self._parse(words, lengths, forest, kept, threshold)
 
     def _parse(
-        self,
-        words: Sequence[Tensor],
-        lengths: Tensor,
-        forest: Forest,
-        kept: Nodes,
-        threshold: float,
-        probabilities: bool,
-    ) -> list[Found]:
+        self, words: Sequence[Tensor], lengths: Tensor, forest: Forest, kept: Nodes, threshold: float
+    ) -> tuple[list[Skeleton | None], Tensor]:
         first = starts_of(lengths)
 
         def fine(rules: FineRules, table: Tensor) -> Fine:
@@ -89,21 +73,15 @@ class CoarseToFine:
                 forest, kept = pruned(forest, kept, posteriors.edges > SHARPER * threshold)
         with self.stages.stage("plan"):
             grammars = [fine(rules, table) for rules, table in zip(self.rules, words, strict=True)]
-        chosen: Tensor | None
         if self.decoder.name == VITERBI:
             with self.stages.stage("fine"):
-                chosen, log_z = grammars[0].best_derivations()
+                best, log_z = grammars[0].best_derivations()
             with self.stages.stage("decode"):
-                trees = skeletons(forest, kept, chosen)
-        else:
-            with self.stages.stage("fine"):
-                known = [grammar.posteriors() for grammar in grammars]
-            with self.stages.stage("decode"):
-                log_z, (trees, chosen) = known[0].log_z, self.decoder.trees(forest, kept, known, lengths)
-        weights = torch.full_like(log_z, -math.inf)
-        if probabilities and chosen is not None:
-            weights = grammars[0].log_probs(chosen)
-        return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
+                return trees_of(forest, kept, best), log_z
+        with self.stages.stage("fine"):
+            known = [grammar.posteriors() for grammar in grammars]
+        with self.stages.stage("decode"):
+            return self.decoder.trees(forest, kept, known, lengths), known[0].log_z
 
 
 class Fine:

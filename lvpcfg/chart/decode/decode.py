@@ -1,4 +1,4 @@
-"""Posteriors of a forest -> trees.
+"""Posteriors -> trees.
 
     max-rule     argmax over trees of prod of q(rule, i, k, j), the posteriors of skeletal rules (Petrov & Klein 2007)
     max-rule-sum the same with sum instead of prod
@@ -19,7 +19,7 @@ With several grammars (Petrov 2010: products of grammars) what a rule is worth a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,120 +44,175 @@ class Posteriors:
     edges: Tensor  # [edges]
 
 
-class Decoder:
-    """What posteriors are worth to trees of a grammar's symbols."""
+@dataclass(frozen=True)
+class Worth:
+    """What posteriors are worth to a tree, elementwise; -inf for what is impossible."""
 
-    def __init__(self, name: str, grammar: Grammar, rules: FineRules) -> None:
-        self.name, device = name, grammar.root.device
+    decoder: str
+    has_unary_rules: bool
+
+    def rule(self, posterior: Tensor, parent: Tensor) -> Tensor:
+        """Of a rule at a split, or at the root, given its posterior and that of its parent."""
+        if self.decoder == RECALL:
+            return torch.where(posterior != 0, 0.0, -math.inf).to(posterior.dtype)
+        if self.decoder == RULE_SUM:
+            return torch.where(posterior > 0, posterior, -math.inf)
+        log = _log(posterior)
+        return log - torch.where(parent > 0, parent, 1).log() if self.decoder == VARIATIONAL else log
+
+    def step(self, posterior: Tensor, top: Tensor, real: Tensor) -> Tensor:
+        """Of a step from bottom to top: `top` is the posterior of the symbol above, `real` whether that counts."""
+        worth = self.rule(posterior, top)
+        if self.decoder == RECALL:
+            return worth + top.abs() * real
+        return worth if self.has_unary_rules else torch.where(worth > -math.inf, 0.0, worth)
+
+    def tag(self, posterior: Tensor) -> Tensor:
+        """Of a word's tag."""
+        return posterior.abs() if self.decoder == RECALL else self.rule(posterior, posterior)
+
+
+def _log(posterior: Tensor) -> Tensor:
+    """-inf for what is not above zero, kept out of the logarithm itself: it is slow there."""
+    tiny = torch.finfo(posterior.dtype).tiny
+    log = posterior.clamp_min(tiny).log_()
+    return torch.nn.functional.threshold(log, math.log(2 * tiny), -math.inf, inplace=True)
+
+
+class BestTrees:
+    """The best tree below every node: what it is worth, and the children of its topmost edge.
+
+    The children of a node at the top of a span are one, the node at its bottom; `nothing` stands for a child that there
+    is not. Nodes without a tree are worth -inf.
+    """
+
+    def __init__(self, nodes: int, like: Tensor) -> None:
+        self.worth = like.new_full((nodes + 1,), -math.inf)
+        self.nothing = nodes
+        self.worth[self.nothing] = 0
+        self.left = torch.full((nodes + 1,), self.nothing, device=like.device)
+        self.right = torch.full((nodes + 1,), self.nothing, device=like.device)
+
+    def put(self, nodes: Tensor, left: Tensor, right: Tensor, worth: Tensor) -> None:
+        """The best edges of nodes that have none yet."""
+        self.worth.index_copy_(0, nodes, worth)
+        self.left.index_copy_(0, nodes, left)
+        self.right.index_copy_(0, nodes, right)
+
+    def offer(self, parent: Tensor, left: Tensor, right: Tensor, worth: Tensor) -> None:
+        """Edges, several for a parent, of which the best is kept, and the first of equals."""
+        worth = worth + self.worth[left] + self.worth[right]
+        self.worth.scatter_reduce_(0, parent, worth, "amax")
+        edges = torch.arange(len(parent), device=parent.device)
+        won = (worth == self.worth[parent]) & (worth > -math.inf)
+        first = torch.full_like(self.left, len(parent))
+        first.scatter_reduce_(0, parent, torch.where(won, edges, len(parent)), "amin")
+        nodes = torch.where(won & (first[parent] == edges), parent, self.nothing)
+        self.left[nodes], self.right[nodes] = left, right
+
+    def skeletons(self, tops: Tensor, describe: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Skeleton | None]:
+        """The trees below the top nodes [sentences], None where there is none.
+
+        `describe` gives the start, width and symbol of nodes. All trees are walked together, a generation at a time.
+        """
+        sentence = torch.arange(len(tops), device=tops.device)
+        found = []
+        possible = self.worth[tops] > -math.inf
+        above, sentence = tops[possible], sentence[possible]
+        while len(above):
+            below = self.left[above]
+            left, right = self.left[below], self.right[below]
+            (start, width, top), (_, _, bottom) = describe(above), describe(below)
+            inner = left != self.nothing
+            split = torch.where(inner, describe(torch.where(inner, left, above))[1], 0)
+            found.append(torch.stack([sentence, start, width, top, bottom, split]))
+            above, sentence = torch.cat([left[inner], right[inner]]), torch.cat([sentence[inner]] * 2)
+        trees: list[Skeleton] = [[] for _ in tops]
+        for number, *node in torch.cat(found, 1).T.tolist() if found else ():
+            trees[number].append(Node(*node))
+        for tree in trees:
+            tree.sort(key=lambda node: (node.start, -node.width))  # preorder
+        return [tree or None for tree in trees]
+
+
+class Decoder:
+    """Decodes forests of a grammar's symbols, by one grammar or by a product of several."""
+
+    def __init__(self, name: str, grammar: Grammar, rules: FineRules, signed: bool) -> None:
+        self.name, self.signed, device = name, signed, grammar.root.device
         self.interminals = len(grammar.symbols.interminals)
+        self.has_unary_rules = len(grammar.unary_rules) > 0
         self.real = torch.tensor(
             [not symbol.startswith(INTERMEDIATE) for symbol in grammar.symbols.names], device=device
         )
-        number = torch.arange(len(rules.sizes), device=device)
-        binary = len(grammar.binary)
+        number, binary = torch.arange(len(rules.sizes), device=device), len(grammar.binary)
         self.is_step = (number >= binary) & (number < binary + len(rules.steps))
-        self.has_unary_rules = len(grammar.unary_rules) > 0
-        self.signed = grammar.signed
         self.negative = 0  # rules whose posterior came out below zero
         self.recalled = 0  # sentences that those left without a tree: labelled recall instead
 
+    def worth(self, decoder: str | None = None) -> Worth:
+        return Worth(decoder or self.name, self.has_unary_rules)
+
     def trees(
         self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors], lengths: Tensor
-    ) -> tuple[list[Skeleton | None], Tensor | None]:
-        """The best tree of each sentence, None where there is none, by one grammar or by a product of several.
-
-        Also the edges of the trees, [nodes + 2], unless they need not be those of the grammar (free recall).
-        """
+    ) -> list[Skeleton | None]:
+        """The best tree of each sentence, None where there is none."""
         if self.name == FREE:
             total = torch.stack([one.nodes for one in posteriors]).sum(0)
             found = free_recall(nodes, total, lengths, self.real, self.interminals)
             possible = (posteriors[0].log_z > -math.inf).tolist()
-            return [tree if one else None for tree, one in zip(found, possible, strict=True)], None
-        chosen, _ = self.best(forest, nodes, posteriors)
-        return skeletons(forest, nodes, chosen), chosen
-
-    def best(self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors]) -> tuple[Tensor, Tensor]:
-        """The edge of each node in the best tree below it, and what the best tree of each sentence is worth."""
+            return [tree if one else None for tree, one in zip(found, possible, strict=True)]
         if self.signed:
             self.negative += sum(int((one.edges < -NEGLIGIBLE).sum()) for one in posteriors)
-        chosen, worth = self._best(self.name, forest, nodes, posteriors)
-        if not self.signed or self.name == RECALL:
-            return chosen, worth
-        recalled, of_recalled = self._best(RECALL, forest, nodes, posteriors)
-        lost = worth == -math.inf
-        self.recalled += int((lost & (of_recalled > -math.inf)).sum())
-        of_lost = torch.cat([lost[nodes.sentence], lost, lost.new_zeros(2)])  # [nodes + 2]
-        return torch.where(of_lost, recalled, chosen), worth
 
-    def _best(
-        self, decoder: str, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors]
-    ) -> tuple[Tensor, Tensor]:
-        worths = [self._worth(decoder, forest, nodes, one) for one in posteriors]
-        edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
-        return best_edges(forest, edges, leaves)
+        def decode(decoder: str) -> list[Skeleton | None]:
+            worths = [self._worths(decoder, forest, nodes, one) for one in posteriors]
+            edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
+            return trees_of(forest, nodes, best_trees(forest, edges, leaves))
 
-    def _worth(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
+        return self.or_recall(decode)
+
+    def or_recall(self, decode: Callable[[str], list[Skeleton | None]]) -> list[Skeleton | None]:
+        """By the decoder; where rules below zero leave no tree, by labelled recall."""
+        found = decode(self.name)
+        if not self.signed or self.name == RECALL or None not in found:
+            return found
+        recalled = decode(RECALL)
+        self.recalled += found.count(None) - recalled.count(None)
+        return [one or other for one, other in zip(found, recalled, strict=True)]
+
+    def _worths(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
         """What each edge and each leaf is worth to a tree."""
-        leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
-        step = self.is_step[forest.rule]
-        if decoder == RECALL:  # the symbols above unary rules, and the tags
-            above = nodes.symbol[torch.where(step, forest.parent, 0)]
-            possible = torch.where(edges != 0, 0.0, -math.inf)
-            return torch.where(step & self.real[above], parents.abs(), 0) + possible, leaves.abs()
-        if decoder == RULE_SUM:
-            worth, of_leaves = edges, torch.where(leaves > 0, leaves, -math.inf)
-        elif decoder == VARIATIONAL:
-            worth, of_leaves = _log(edges) - _log(parents), torch.zeros_like(leaves)
-        else:
-            worth, of_leaves = _log(edges), _log(leaves)
-        if not self.has_unary_rules:  # then the step from bottom to top is no decision
-            worth = worth.masked_fill(step, 0)
-        return torch.where(edges > 0, worth, -math.inf), of_leaves
+        worth, edges, parents = self.worth(decoder), known.edges, known.nodes[forest.parent]
+        is_step = self.is_step[forest.rule]
+        real = self.real[nodes.symbol[torch.where(is_step, forest.parent, 0)]]
+        of_edges = torch.where(is_step, worth.step(edges, parents, real), worth.rule(edges, parents))
+        return of_edges, worth.tag(known.nodes[forest.leaves])
 
 
-def _log(x: Tensor) -> Tensor:
-    return x.clamp_min(torch.finfo(x.dtype).tiny).log()
-
-
-def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]:
-    """The edge of each node, [nodes + 2], in the best tree below it, -1 where there is none; and the worth of the best
-    tree of each sentence, -inf where there is none. `edges` and `leaves` say what each is worth.
-    """
-    best = edges.new_full((forest.nodes + 2,), -math.inf)
-    best[-1] = 0
-    best.index_copy_(0, forest.leaves, leaves)
-    chosen = torch.full((forest.nodes + 2,), -1, device=edges.device)
+def best_trees(forest: Forest, edges: Tensor, leaves: Tensor) -> BestTrees:
+    """The best trees of a forest; `edges` and `leaves` say what each is worth."""
+    best = BestTrees(forest.nodes + 2, edges)
+    best.worth[forest.nodes + 1] = 0  # the right child of unary rules
+    best.worth.index_copy_(0, forest.leaves, leaves)
     order = forest.level.argsort(stable=True)
     sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
     for here in order.split(sizes):
-        parent = forest.parent[here]
-        worth = edges[here] + best[forest.left[here]] + best[forest.right[here]]
-        best.scatter_reduce_(0, parent, worth, "amax")
-        won = (worth == best[parent]) & (worth > -math.inf)
-        chosen.index_copy_(0, parent[won], here[won])
-    return chosen, best[forest.tops]
+        best.offer(forest.parent[here], forest.left[here], forest.right[here], edges[here])
+    return best
 
 
-def skeletons(forest: Forest, nodes: Nodes, chosen: Tensor) -> list[Skeleton | None]:
-    """The tree of each sentence, or None where there is none."""
-    left, right, edge, tops = (column.tolist() for column in (forest.left, forest.right, chosen, forest.tops))
-    start, width, symbol = (column.tolist() for column in (nodes.start, nodes.width, nodes.symbol))
-    found: list[Skeleton | None] = []
-    for top in tops:
-        tree: Skeleton = []
-        waiting = [left[edge[top]]] if edge[top] >= 0 else []
-        while waiting:
-            above = waiting.pop()
-            if edge[above] < 0:  # what was chosen above it underflowed
-                tree = []
-                break
-            below = left[edge[above]]
-            children = (left[edge[below]], right[edge[below]]) if edge[below] >= 0 else ()
-            split = width[children[0]] if children else 0
-            tree.append(Node(start[above], width[above], symbol[above], symbol[below], split))
-            waiting += reversed(children)
-        found.append(tree or None)
-    return found
+def trees_of(forest: Forest, nodes: Nodes, best: BestTrees) -> list[Skeleton | None]:
+    """The trees below the top nodes of a forest; the one child of each is the top of the span of its sentence."""
+    below = best.left[forest.tops]  # `nothing` where there is no tree
+    lost = best.worth[forest.tops] == -math.inf
+    best.worth[best.nothing] = -math.inf
+    below = torch.where(lost, best.nothing, below)
+
+    def describe(some: Tensor) -> tuple[Tensor, ...]:
+        return nodes.start[some], nodes.width[some], nodes.symbol[some]
+
+    return best.skeletons(below, describe)
 
 
 def free_recall(

@@ -1,214 +1,248 @@
-"""Whole charts -> trees: all edges that a grammar has for some sentences, with their posteriors, as a forest.
+"""Whole charts -> trees: every rule that a grammar has for some sentences, at every split.
 
 The posterior of a skeletal rule at a split is `anchored`, of a step from bottom to top
 
     sum over states of I(bottom b) C[a, b] O(top a) / Z
 
-Edges are numbered as in pruned forests, so that the same decoder takes both.
-"""
+What they are worth, and how trees are built, is the business of `decode.py`. There are far too many edges to list, so
+the best split of each rule and the best rule of each parent are found for all spans of a width at once.
 
-import math
+Nodes are numbered by layer (bottom, top), cell and symbol, cells by width, start and sentence, as in the charts.
+"""
 
 import torch
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import Decoder, Posteriors, skeletons
+from lvpcfg.chart.decode.decode import NEGLIGIBLE, BestTrees, Decoder, free_recall
 from lvpcfg.chart.derivations import Skeleton
-from lvpcfg.chart.fast.blocks import PHRASES, WORD_LAST
+from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, Block, DenseBlock, select
 from lvpcfg.chart.fast.forms import TensorForm
-from lvpcfg.chart.fast.inside import Chart, FastForm
+from lvpcfg.chart.fast.inside import Chart, FastForm, Spans
 from lvpcfg.chart.fast.outside import Outside
-from lvpcfg.chart.forest.forest import Forest
 from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rules import starts_of
-from lvpcfg.options import PRODUCT, VARIATIONAL
+from lvpcfg.options import FREE
 
-UNLIKELY = 1e-12  # a posterior that hardly any best tree needs
 CHUNK = 1 << 22  # numbers held at once
-
-
-class ChartEdges:
-    """The edges of charts of one grammar."""
-
-    def __init__(self, grammar: Grammar, form: FastForm) -> None:
-        self.grammar, self.rules = grammar, FineRules(grammar)
-        rules = form if isinstance(form, TensorForm) else form.source
-        if rules is None:
-            raise InputError("this CP form has no list of rules to score.")
-        self.form = rules
-        symbols, device = len(grammar.symbols), grammar.root.device
-        self.inner = len(grammar.symbols.interminals)
-        member = torch.nn.functional.one_hot(grammar.symbol_of_state, symbols).to(grammar.root.dtype)
-        self.phrases = member[: form.interminals, : self.inner].contiguous()  # [states, symbols]
-        self.tags = member[form.interminals :, self.inner :].contiguous()
-        self.step_number = torch.full((symbols, symbols), -1, device=device)  # [above, below]
-        above, below = self.rules.steps.unbind(1)
-        self.step_number[above, below] = torch.arange(len(above), device=device)
-
-    def of(self, chart: Chart, outside: Outside, least: float) -> tuple[Forest, Nodes, Posteriors]:
-        """The edges whose posterior, whatever its sign, is above `least`."""
-        with torch.inference_mode():
-            return self._of(chart, outside, least)
-
-    def _of(self, chart: Chart, outside: Outside, least: float) -> tuple[Forest, Nodes, Posteriors]:
-        device, symbols, through = chart.word.device, len(self.grammar.symbols), chart
-        if not isinstance(chart.form, TensorForm):  # a CP form: its cells are children of the rules it stands for
-            through = chart.seen_through(self.form.to(chart.word.dtype))
-        # Cells are numbered by width, start and sentence; nodes by layer, cell and symbol.
-        first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
-        cells = int(first[-1])
-        tops = cells * symbols
-        found = [self._steps(chart, outside, tops, least)]
-        for width in range(2, chart.length + 1):
-            found += self._binary(through, outside, width, first, tops, least)
-        rule, parent, left, right, posterior = (torch.cat(column) for column in zip(*found, strict=True))
-        by_node = torch.cat(
-            [
-                self._by_symbol(chart.bottom.cells * outside.bottom.cells, chart.word * outside.word),
-                self._by_symbol(chart.top.cells * outside.top.cells, chart.word_top * outside.word_top),
-            ]
-        ).flatten()
-        sentence = chart.sentence_cells.unsqueeze(1) * symbols + torch.arange(symbols, device=device) + tops
-        roots = sentence.flatten()[by_node[sentence.flatten()].abs() > least]  # top nodes of sentences
-        return self._forest(chart, first, by_node, (rule, parent, left, right, posterior), roots, tops)
-
-    def _forest(
-        self,
-        chart: Chart,
-        first: Tensor,
-        by_node: Tensor,
-        edges: tuple[Tensor, ...],
-        roots: Tensor,
-        tops: int,
-    ) -> tuple[Forest, Nodes, Posteriors]:
-        rule, parent, left, right, posterior = edges
-        symbols, batch, device = len(self.grammar.symbols), chart.batch, rule.device
-        occurs = torch.zeros(2 * tops, dtype=torch.bool, device=device)
-        for keys in (parent, left, right[right >= 0], roots):
-            occurs.index_fill_(0, keys, True)
-        key = occurs.nonzero().squeeze(1)
-        number = torch.full((2 * tops,), -1, device=device).index_copy_(0, key, torch.arange(len(key), device=device))
-        cell = key % tops // symbols
-        width = torch.searchsorted(first, cell, right=True)
-        row = cell - first[width - 1]
-        nodes = Nodes(row % batch, row // batch, width, key % symbols, key >= tops)
-        one = len(key) + batch + 1
-        step, of_root = right < 0, number[roots]
-        binary = len(self.grammar.binary) + len(self.rules.steps)
-        forest = Forest(
-            nodes=len(key) + batch,
-            level=torch.cat(
-                [2 * nodes.width[number[parent]] + step.long(), torch.full_like(of_root, 2 * chart.length + 2)]
-            ),
-            rule=torch.cat([rule, binary + nodes.symbol[of_root]]),
-            parent=torch.cat([number[parent], len(key) + nodes.sentence[of_root]]),
-            left=torch.cat([number[left], of_root]),
-            right=torch.cat([torch.where(step, one, number[right.clamp_min(0)]), torch.full_like(of_root, one)]),
-            leaves=(~nodes.top & (nodes.symbol >= self.inner)).nonzero().squeeze(1),
-            tops=len(key) + torch.arange(batch, device=device),
-        )
-        total = torch.cat([by_node[key], by_node.new_ones(batch), by_node.new_zeros(2)])
-        return forest, nodes, Posteriors(chart.log_z, total, torch.cat([posterior, by_node[roots]]))
-
-    def _by_symbol(self, phrases: Tensor, words: Tensor) -> Tensor:
-        """[cells, states of phrases] and [words, states of tags], words being the first cells -> [cells, symbols]."""
-        tags = words @ self.tags.to(words.dtype)
-        tags = torch.nn.functional.pad(tags, (0, 0, 0, len(phrases) - len(tags)))
-        return torch.cat([phrases @ self.phrases.to(words.dtype), tags], 1)
-
-    def _binary(
-        self, chart: Chart, outside: Outside, width: int, first: Tensor, tops: int, least: float
-    ) -> list[tuple[Tensor, ...]]:
-        """The rules that make spans of a width: rule, nodes of the parent and of both children, posterior."""
-        form, symbols, batch = chart.form, len(self.grammar.symbols), chart.batch
-        found: list[tuple[Tensor, ...]] = []
-        assert isinstance(form, TensorForm)
-        beta = form.pad(outside.bottom[width - 1])
-        for term in form.terms(width):
-            block = form.blocks[term]
-            posterior = block.anchored(beta, *chart.operands(term, width), form.weights[term])  # [rules, cells, splits]
-            at = (posterior.abs() > least).flatten().nonzero().squeeze(1)
-            _, cells, splits = posterior.shape
-            rule, row, split = block.rules[at // (cells * splits)], at // splits % cells, at % splits
-            split = split + {PHRASES: form.narrowest, WORD_LAST: width - 1}.get(block.child_types, 1)
-            a, b, c = self.grammar.binary_rules[rule].unbind(1)
-            parent, left, right = first[width - 1] + row, first[split - 1] + row, first[width - split - 1] + row
-            right = right + split * batch
-            found.append(
-                (
-                    rule,
-                    parent * symbols + a,
-                    tops + left * symbols + b,
-                    tops + right * symbols + c,
-                    posterior.flatten()[at],
-                )
-            )
-        return found
-
-    def _steps(self, chart: Chart, outside: Outside, tops: int, least: float) -> tuple[Tensor, ...]:
-        """The steps from bottom to top in all cells, the children of which have no right one."""
-        words = len(chart.word)
-        found = [self._identity(chart.word * outside.word_top, self.tags, 0, self.inner, least)]
-        if chart.form.closure is None:
-            found.append(self._identity(chart.bottom.wider * outside.top.wider, self.phrases, words, 0, least))
-        else:
-            assert chart.form.promotion is not None
-            over_words = (chart.word, chart.form.promotion, outside.top[0], self.tags, 0, self.inner)
-            over_phrases = (chart.bottom.wider, chart.form.closure, outside.top.wider, self.phrases, words, 0)
-            found += [self._between(*one, least) for one in (over_words, over_phrases)]
-        cell, above, below, posterior = (torch.cat(column) for column in zip(*found, strict=True))
-        symbols, step = len(self.grammar.symbols), self.step_number[above, below]
-        real = (step >= 0).nonzero().squeeze(1)  # an inverse has rounding errors where no rules lead
-        cell, above, below, posterior, step = (column[real] for column in (cell, above, below, posterior, step))
-        rule = len(self.grammar.binary) + step
-        return rule, tops + cell * symbols + above, cell * symbols + below, torch.full_like(cell, -1), posterior
-
-    def _identity(self, posterior: Tensor, member: Tensor, cell: int, symbol: int, least: float) -> tuple[Tensor, ...]:
-        """Steps of no unary rule, where there is no other: cell, symbol above, symbol below, posterior."""
-        posterior = posterior @ member.to(posterior.dtype)
-        row, same = (posterior.abs() > least).nonzero().unbind(1)
-        return row + cell, same + symbol, same + symbol, posterior[row, same]
-
-    def _between(
-        self, below: Tensor, closure: Tensor, above: Tensor, member: Tensor, cell: int, symbol: int, least: float
-    ) -> tuple[Tensor, ...]:
-        """Steps of any number of unary rules, `closure` [states below, states above]."""
-        of_below, of_above = member.to(below.dtype), self.phrases.to(below.dtype)
-        found = []
-        size = max(1, CHUNK // max(1, closure.numel()))
-        for begin in range(0, len(below), size):
-            some = slice(begin, begin + size)
-            joint = below[some].unsqueeze(2) * closure * above[some].unsqueeze(1)
-            joint = of_below.T @ joint @ of_above  # [cells, symbols below, symbols above]
-            row, under, over = (joint.abs() > least).nonzero().unbind(1)
-            found.append((row + begin + cell, over, under + symbol, joint[row, under, over]))
-        if not found:
-            none = torch.zeros(0, dtype=torch.int64, device=below.device)
-            return none, none, none, below.new_zeros(0)
-        return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
 
 class Exhaustive:
     """Decodes whole charts of one grammar."""
 
     def __init__(self, grammar: Grammar, form: FastForm, decoder: str) -> None:
-        self.edges = ChartEdges(grammar, form)
-        self.decoder = Decoder(decoder, grammar, self.edges.rules)
+        self.decoder = Decoder(decoder, grammar, FineRules(grammar), grammar.signed)
+        self.form = form if isinstance(form, TensorForm) else form.source  # of the rules that a CP form stands for
+        if self.form is None and decoder != FREE:
+            raise InputError(f"this CP form has no list of rules, which {decoder} scores: decode it with {FREE}.")
+        self.rules, self.symbols = grammar.binary_rules, len(grammar.symbols)
+        self.inner = len(grammar.symbols.interminals)
+        self.plain = bool((grammar.states == 1).all())
+        member = torch.nn.functional.one_hot(grammar.symbol_of_state, self.symbols)
+        states = form.interminals
+        self.of_phrases = member[:states, : self.inner]  # [states, symbols]
+        self.of_tags = member[states:, self.inner :]
 
+    @torch.inference_mode()
     def trees(self, chart: Chart, outside: Outside) -> list[Skeleton | None]:
-        """The best tree of each sentence, None where there is none.
+        """The best tree of each sentence, None where there is none."""
+        if self.decoder.name == FREE:
+            return self._free_recall(chart, outside)
+        if not isinstance(chart.form, TensorForm) and self.form is not None:
+            chart = chart.seen_through(self.form.to(chart.word.dtype))  # its cells as children of rules
+        found = self.decoder.or_recall(lambda decoder: SymbolChart(self, chart, outside, decoder).skeletons())
+        possible = (chart.log_z > -torch.inf).tolist()
+        return [tree if one else None for tree, one in zip(found, possible, strict=True)]
 
-        A product of posteriors is no larger than the smallest of them. Once a tree is worth more than `UNLIKELY`, no
-        edge below that can be in a better one; else all edges are looked at.
-        """
-        if self.decoder.name in (PRODUCT, VARIATIONAL) and not self.decoder.signed:
-            forest, nodes, posteriors = self.edges.of(chart, outside, UNLIKELY)
-            chosen, worth = self.decoder.best(forest, nodes, [posteriors])
-            if bool(((worth > math.log(UNLIKELY)) | (chart.log_z == -math.inf)).all()):
-                return skeletons(forest, nodes, chosen)
-        forest, nodes, posteriors = self.edges.of(chart, outside, 0.0)
-        lengths = torch.full((chart.batch,), chart.length, device=chart.word.device)
+    def _free_recall(self, chart: Chart, outside: Outside) -> list[Skeleton | None]:
+        first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=chart.word.device))
+        layers = [
+            self.by_symbol(chart.bottom.cells * outside.bottom.cells, chart.word * outside.word),
+            self.by_symbol(chart.top.cells * outside.top.cells, chart.word_top * outside.word_top),
+        ]
+        node = torch.arange(2 * layers[0].numel(), device=chart.word.device)
+        cell, top = node % layers[0].numel() // self.symbols, node >= layers[0].numel()
+        width = torch.searchsorted(first, cell, right=True)
+        row = cell - first[width - 1]
+        nodes = Nodes(row % chart.batch, row // chart.batch, width, node % self.symbols, top)
+        lengths = torch.full((chart.batch,), chart.length, device=node.device)
         lengths = lengths if chart.lengths is None else chart.lengths
-        return self.decoder.trees(forest, nodes, [posteriors], lengths)[0]
+        found = free_recall(nodes, torch.cat(layers).flatten(), lengths, self.decoder.real, self.inner)
+        possible = (chart.log_z > -torch.inf).tolist()
+        return [tree if one else None for tree, one in zip(found, possible, strict=True)]
+
+    def by_symbol(self, phrases: Tensor, words: Tensor) -> Tensor:
+        """[cells, states of phrases] and [words, states of tags], words being the first cells -> [cells, symbols]."""
+        tags = torch.nn.functional.pad(self.tags(words), (0, 0, 0, len(phrases) - len(words)))
+        return torch.cat([self.phrases(phrases), tags], 1)
+
+    def phrases(self, values: Tensor) -> Tensor:
+        """[..., states of interminals] -> [..., interminals]"""
+        return values if self.plain else values @ self.of_phrases.to(values.dtype)
+
+    def tags(self, values: Tensor) -> Tensor:
+        """[..., states of preterminals] -> [..., preterminals]"""
+        return values if self.plain else values @ self.of_tags.to(values.dtype)
+
+
+class SymbolChart:
+    """The recursion over symbols for one batch of sentences."""
+
+    def __init__(self, grammar: Exhaustive, chart: Chart, outside: Outside, decoder: str) -> None:
+        assert isinstance(chart.form, TensorForm)
+        self.grammar, self.chart, self.outside, self.form = grammar, chart, outside, chart.form
+        self.worth, self.real = grammar.decoder.worth(decoder), grammar.decoder.real
+        device = chart.word.device
+        self.first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))  # cell of each width
+        self.tops = len(chart.top.cells) * grammar.symbols  # where the nodes of the top layer begin
+        self.best = BestTrees(2 * self.tops + chart.batch, chart.word)
+        # What the best trees below the tops of spans are worth: of phrases, and of words as tags.
+        self.spans = Spans.allocate(chart.word.new_empty, chart.length, chart.batch, grammar.inner)
+        self._words()
+        for width in range(2, chart.length + 1):
+            self._fill(width)
+        self._roots()
+
+    def _nodes(self, cell: Tensor, symbol: Tensor, top: bool) -> Tensor:
+        return cell * self.grammar.symbols + symbol + (self.tops if top else 0)
+
+    def _words(self) -> None:
+        chart, outside, grammar = self.chart, self.outside, self.grammar
+        cell = torch.arange(len(chart.word), device=chart.word.device).unsqueeze(1)
+        tag = grammar.inner + torch.arange(grammar.symbols - grammar.inner, device=cell.device)
+        bottom = self.worth.tag(grammar.tags(chart.word * outside.word))
+        self._put(self._nodes(cell, tag, False), self.best.nothing, self.best.nothing, bottom)
+        posterior = grammar.tags(chart.word_top * outside.word_top)
+        self.word = bottom + self.worth.step(posterior, posterior, self.real[grammar.inner :])
+        self._put(self._nodes(cell, tag, True), self._nodes(cell, tag, False), self.best.nothing, self.word)
+        phrases = chart.word.new_full((len(chart.word), grammar.inner), -torch.inf)
+        if self.form.promotion is not None:
+            top = grammar.phrases(chart.top[0] * outside.top[0])
+            phrases = self._steps(chart.word, self.form.promotion, outside.top[0], top, bottom, cell, grammar.inner)
+        self.spans.of_width(1).copy_(phrases)
+
+    def _fill(self, width: int) -> None:
+        chart, form, outside, grammar = self.chart, self.form, self.outside, self.grammar
+        cell = (self.first[width - 1] + torch.arange(len(chart.bottom[width - 1]), device=chart.word.device)).unsqueeze(
+            1
+        )
+        phrase = torch.arange(grammar.inner, device=cell.device)
+        posterior = grammar.phrases(chart.bottom[width - 1] * outside.bottom[width - 1])
+        bottom, left, right = self._best_rules(width, posterior)
+        self._put(self._nodes(cell, phrase, False), left, right, bottom)
+        top = grammar.phrases(chart.top[width - 1] * outside.top[width - 1])
+        if form.closure is not None:
+            above = outside.top[width - 1]
+            worth = self._steps(chart.bottom[width - 1], form.closure, above, top, bottom, cell, 0)
+        else:
+            worth = bottom + self.worth.step(top, top, self.real[: grammar.inner])
+            below = self._nodes(cell, phrase, False)
+            self._put(self._nodes(cell, phrase, True), below, self.best.nothing, worth)
+        self.spans.of_width(width).copy_(worth)
+
+    def _put(self, nodes: Tensor, left: Tensor | int, right: Tensor | int, worth: Tensor) -> None:
+        columns = (torch.as_tensor(each, device=nodes.device).expand_as(nodes).flatten() for each in (left, right))
+        self.best.put(nodes.flatten(), *columns, worth.flatten())
+
+    def _best_rules(self, width: int, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The worth of the best rule of each bottom symbol, and the nodes of its children, [cells, interminals] each.
+
+        `parents` are the posteriors of the bottom symbols.
+        """
+        chart, form, outside, grammar = self.chart, self.form, self.outside, self.grammar
+        beta = form.pad(outside.bottom[width - 1])
+        values, splits, rules = [], [], []
+        for term in form.terms(width):
+            block = form.blocks[term]
+            posterior = block.anchored(beta, *chart.operands(term, width), form.weights[term])  # [rules, cells, splits]
+            if grammar.decoder.signed:
+                grammar.decoder.negative += int((posterior < -NEGLIGIBLE).sum())
+            parent, *children = grammar.rules.index_select(0, block.rules).unbind(1)
+            worth = self.worth.rule(posterior, select(parents, parent.unsqueeze(1)))
+            value, split = self._best_split(block, width, worth.add_(self._children(block, width, *children)))
+            values.append(value)
+            splits.append(split)
+            rules.append(block.rules)
+        cells = len(parents)
+        if not values:
+            worth = parents.new_full((cells, grammar.inner), -torch.inf)
+            none = torch.full_like(worth, self.best.nothing, dtype=torch.int64)
+            return worth, none, none
+        value, split, rule = torch.cat(values), torch.cat(splits), torch.cat(rules)
+        parent = grammar.rules.index_select(0, rule).select(1, 0).unsqueeze(1).expand_as(value)
+        best = value.new_full((grammar.inner, cells), -torch.inf).scatter_reduce(0, parent, value, "amax")
+        rows = torch.arange(len(rule), dtype=torch.int32, device=rule.device).unsqueeze(1)
+        rows = torch.where(value == best.gather(0, parent), rows, len(rule))
+        none = torch.full_like(best, len(rule), dtype=torch.int32)
+        row = none.scatter_reduce(0, parent, rows, "amin").clamp_max(len(rule) - 1).long()  # the first of equals
+        rule, split = rule.take(row), split.gather(0, row)
+        _, b, c = grammar.rules[rule].unbind(-1)
+        within = torch.arange(cells, device=rule.device)
+        left = self._nodes(self.first[split - 1] + within, b, True)
+        right = self._nodes(self.first[width - split - 1] + within + split * chart.batch, c, True)
+        return best.T, left.T, right.T
+
+    def _children(self, block: Block | DenseBlock, width: int, left: Tensor, right: Tensor) -> Tensor:
+        """The worth of the children of rules, [rules, cells, splits]."""
+        inner, child_types = self.grammar.inner, block.child_types
+        if child_types == PHRASES:
+            one, two = self.spans.children(width, self.form.narrowest)
+            return select(one, left.unsqueeze(1), 2).add_(select(two, right.unsqueeze(1), 2)).squeeze(-1)
+        first, last = (self.chart.window(self.word, width, side, 0) for side in (WORD_FIRST, WORD_LAST))
+        one = self.spans.rest(width, WORD_LAST) if child_types == WORD_LAST else first
+        two = self.spans.rest(width, WORD_FIRST) if child_types == WORD_FIRST else last
+        left = left if child_types == WORD_LAST else left - inner
+        right = right if child_types == WORD_FIRST else right - inner
+        return select(one, left.unsqueeze(1)) + select(two, right.unsqueeze(1))
+
+    def _best_split(self, block: Block | DenseBlock, width: int, worth: Tensor) -> tuple[Tensor, Tensor]:
+        """[rules, cells, splits] -> the worth of the best split, and the width of its left child, [rules, cells]."""
+        if block.child_types == PHRASES:
+            value, split = worth.max(-1)
+            return value, split.add_(self.form.narrowest)
+        value = worth.squeeze(-1)
+        return value, torch.full_like(value, width - 1 if block.child_types == WORD_LAST else 1, dtype=torch.int64)
+
+    def _steps(
+        self, below: Tensor, closure: Tensor, above: Tensor, top: Tensor, bottom: Tensor, cell: Tensor, symbol: int
+    ) -> Tensor:
+        """Finds the best step to each top symbol from the bottom symbols, which begin with number `symbol`.
+
+        `below` and `above` are inside and outside scores of states, `top` the posteriors of the symbols above, `bottom`
+        what the best trees below are worth. Returns what those with the step are worth, [cells, interminals].
+        """
+        grammar, member = self.grammar, self.grammar.tags if symbol else self.grammar.phrases
+        parts = []
+        for one, two in zip(*(x.split(max(1, CHUNK // closure.numel())) for x in (below, above)), strict=True):
+            joint = grammar.phrases(one.unsqueeze(2) * closure * two.unsqueeze(1))  # [cells, states, symbols above]
+            parts.append(joint if grammar.plain else member(joint.transpose(1, 2)).transpose(1, 2))
+        worth = self.worth.step(torch.cat(parts), top.unsqueeze(1), self.real[: grammar.inner])
+        worth, source = (bottom.unsqueeze(2) + worth).max(1)
+        phrase = torch.arange(grammar.inner, device=cell.device)
+        self._put(self._nodes(cell, phrase, True), self._nodes(cell, source + symbol, False), self.best.nothing, worth)
+        return worth
+
+    def _roots(self) -> None:
+        """The best symbol of each sentence."""
+        chart, grammar = self.chart, self.grammar
+        symbol = torch.arange(grammar.symbols, device=chart.word.device)
+        node = self._nodes(chart.sentence_cells.unsqueeze(1), symbol, True)  # [batch, symbols]
+        posterior = grammar.by_symbol(
+            chart.top.cells * self.outside.top.cells, chart.word_top * self.outside.word_top
+        ).index_select(0, chart.sentence_cells)
+        worth = self.worth.rule(posterior, torch.ones_like(posterior)) + self.best.worth[node]
+        self.root_worth, best = worth.max(1)
+        self.roots = torch.where(
+            self.root_worth > -torch.inf, node.gather(1, best.unsqueeze(1)).squeeze(1), self.best.nothing
+        )
+
+    def skeletons(self) -> list[Skeleton | None]:
+        self.best.worth[self.best.nothing] = -torch.inf
+
+        def describe(node: Tensor) -> tuple[Tensor, ...]:
+            cell = node % self.tops // self.grammar.symbols
+            width = torch.searchsorted(self.first, cell, right=True)
+            return (cell - self.first[width - 1]) // self.chart.batch, width, node % self.grammar.symbols
+
+        return self.best.skeletons(self.roots, describe)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.fast.build import cp_form, unary_closure
-from lvpcfg.chart.fast.cp import SortedCPForm, CPForm
+from lvpcfg.chart.fast.cp import CPForm, SortedCPForm
 from lvpcfg.chart.fast.inside import Chart
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import Problem, solve_outside
