@@ -27,7 +27,7 @@ from lvpcfg.chart.decode.decode import (
 from lvpcfg.chart.fast.inside import Chart
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import log_partition
-from lvpcfg.chart.forest import forest
+from lvpcfg.chart.forest import layout, plan
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
 from lvpcfg.decompose.coarse import covered, with_coarse
 from lvpcfg.grammar.coarse import CoarseGrammar
@@ -432,8 +432,8 @@ class TestGradients:
     def test_do_not_depend_on_how_edges_are_cut_up(self, packed, monkeypatch):
         packed, rules, leaf = packed
         expected = Fine(packed, rules, leaf).posteriors()
-        for name, size in (("CHUNK", 64), ("BATCH", 0)):
-            monkeypatch.setattr(forest, name, size)
+        for module, name, size in ((plan, "CHUNK", 64), (layout, "BATCH", 0)):
+            monkeypatch.setattr(module, name, size)
             again = Fine(packed, rules, leaf).posteriors()
             assert torch.allclose(again.edges, expected.edges, rtol=1e-12)
             assert torch.allclose(again.log_z, expected.log_z, rtol=1e-12)

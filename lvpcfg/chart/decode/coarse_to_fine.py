@@ -6,15 +6,16 @@ posteriors, or the posteriors themselves where those are summed.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
-from lvpcfg.chart.forest.forest import Forest, Plan
+from lvpcfg.chart.forest.arrays import take, true_indices
+from lvpcfg.chart.forest.forest import Forest, Plan, Posteriors, log_partition, posteriors
 from lvpcfg.chart.forest.prune import Coarse, FineRules, Nodes
-from lvpcfg.chart.forest.tiles import Tensors, pick, places
+from lvpcfg.chart.forest.viterbi import best_derivations
 from lvpcfg.chart.stages import Stages
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
@@ -123,7 +124,7 @@ class CoarseToFine:
             trees = skeletons(forest, kept, chosen)
         return [Found(*found) for found in zip(trees, log_z.tolist(), weights.tolist(), strict=True)]
 
-    def _worth(self, forest: Forest, kept: Nodes, known: "Posteriors") -> tuple[Tensor, Tensor]:
+    def _worth(self, forest: Forest, kept: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
         """What each edge and each leaf is worth to a tree."""
         leaves, edges, parents = known.nodes[forest.leaves], known.edges, known.nodes[forest.parent]
         possible = torch.where(edges > 0, 0.0, -math.inf)
@@ -146,83 +147,37 @@ def _log(x: Tensor) -> Tensor:
     return x.clamp_min(torch.finfo(x.dtype).tiny).log()
 
 
-@dataclass(frozen=True, eq=False)
-class Posteriors:
-    log_z: Tensor  # [sentences], float64
-    nodes: Tensor  # [nodes + 2]
-    edges: Tensor  # [edges]
-
-
 class Fine:
     """A forest under one grammar; `leaf` is [leaves, states]."""
 
     def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
         self.plan = Plan(forest, rules.sizes, rules.cp)
-        self.weights = self.plan.weights(rules.values, leaf.dtype)
 
     def posteriors(self) -> Posteriors:
-        scores = self.plan.inside(self.weights, self.leaf)
-        edges = self.leaf.new_zeros(len(self.forest.rule) + 1)
-        beta = self.plan.outside(self.weights, scores, torch.ones_like(scores.log_z), edges)
-        return Posteriors(scores.log_z, (scores.alpha * beta).sum(1), edges[:-1])
+        return posteriors(self.plan, self.rules.values, self.leaf)
 
     def log_probs(self, chosen: Tensor) -> Tensor:
-        """log p of the tree that each sentence is left with when every node keeps but one edge."""
-        edges = chosen[chosen >= 0]
-        columns = {name: getattr(self.forest, name)[edges] for name in ("level", "rule", "parent", "left", "right")}
-        plan = Plan(replace(self.forest, **columns), self.rules.sizes, self.rules.cp)
-        return plan.inside(plan.weights(self.rules.values, self.leaf.dtype), self.leaf).log_z
+        """log |p| of the tree that each sentence is left with when every node keeps but one edge."""
+        forest = self.forest.with_edges(chosen[chosen >= 0])
+        return log_partition(Plan(forest, self.rules.sizes, self.rules.cp), self.rules.values, self.leaf)[0]
 
     def best_derivations(self) -> tuple[Tensor, Tensor]:
         """Viterbi: the edge of each node [nodes + 2] in the best derivations, -1 elsewhere; log Z [sentences]."""
-        forest, plan = self.forest, self.plan
-        log_z = plan.inside(self.weights, self.leaf).log_z
-        scores = plan.inside(self.weights, self.leaf, best=True)
-        alpha, exponent = scores.alpha, scores.exponent
-        state = torch.full((forest.nodes + 2,), -1, device=alpha.device)
-        state[forest.tops] = torch.where(alpha[forest.tops, 0] > 0, 0, -1)
-        chosen = torch.full_like(state, -1)
-        for level in reversed(plan.levels):
-            parts = []
-            for tiles in level.tiles:
-                _, y, z, _ = plan.shapes[tiles.shape]
-                rules, columns = self.weights[tiles.shape], vars(plan.layout)
-                assert isinstance(rules, Tensors)
-                wanted = state[tiles.of(plan.layout.parent)] >= 0
-                rule = tiles.rule.repeat_interleave(tiles.width)[wanted]
-                parent, left, right, edge = (
-                    tiles.of(columns[name])[wanted] for name in ("parent", "left", "right", "edge")
-                )
-                children = (alpha[left, :y].unsqueeze(2) * alpha[right, :z].unsqueeze(1)).flatten(1)
-                value, place = (rules.values[rule, state[parent]] * children).max(1)
-                value = value * torch.exp2(exponent[left] + exponent[right] - exponent[parent])
-                parts.append((value, edge, parent, left, right, place // z, place % z))
-            value, edge, parent, left, right, of_left, of_right = map(torch.cat, zip(*parts, strict=True))
-            best = value.new_zeros(forest.nodes + 2).scatter_reduce(0, parent, value, "amax")
-            won = (value == best[parent]) & (value > 0)
-            chosen.index_copy_(0, parent[won], edge[won])
-            won &= chosen[parent] == edge
-            state.index_copy_(0, left[won], of_left[won])
-            state.index_copy_(0, right[won], of_right[won])
-        return chosen, log_z
+        arguments = (self.plan, self.rules.values, self.leaf)
+        return best_derivations(*arguments), log_partition(*arguments)[0]
 
 
 def pruned(forest: Forest, nodes: Nodes, keep: Tensor) -> tuple[Forest, Nodes]:
     """What is left of a forest when it keeps some of its edges: nodes that none of them touches go too."""
-    edges = places(keep)
-    columns = {name: pick(getattr(forest, name), edges) for name in ("level", "rule", "parent", "left", "right")}
-    used = torch.zeros(forest.nodes + 2, dtype=torch.int64, device=keep.device)
-    used[len(nodes.symbol) :] = 1  # those on top
-    for name in ("parent", "left", "right"):
-        used.index_fill_(0, columns[name], 1)
-    number, there = used.cumsum(0) - 1, places(used[: len(nodes.symbol)] > 0)
-    columns |= {name: pick(number, columns[name]) for name in ("parent", "left", "right")}
-    leaves = forest.leaves[pick(used, forest.leaves) > 0]
-    return (
-        Forest(int(number[-1]) - 1, **columns, leaves=number[leaves], tops=number[forest.tops]),
-        Nodes(*(pick(column, there) for column in vars(nodes).values())),
-    )
+    used = torch.zeros(forest.nodes + 2, dtype=torch.bool, device=keep.device)
+    used[len(nodes.symbol) :] = True  # those on top
+    edges = true_indices(keep)
+    for ends in (forest.parent, forest.left, forest.right):
+        used.index_fill_(0, take(ends, edges), True)
+    part = forest.restricted(edges, used[: forest.nodes], forest.tops)
+    kept = part.nodes[: len(part.nodes) - len(forest.tops)]
+    return part.forest, Nodes(*(take(column, kept) for column in vars(nodes).values()))
 
 
 def best_edges(forest: Forest, edges: Tensor, leaves: Tensor) -> Tensor:
