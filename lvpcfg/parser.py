@@ -17,12 +17,15 @@ from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.exhaustive import Exhaustive
 from lvpcfg.chart.decode.viterbi import best_derivations
-from lvpcfg.chart.derivations import Node, Skeletal, Skeleton, only
+from lvpcfg.chart.derivations import Node, Skeletal, Skeleton
 from lvpcfg.chart.fast.build import form
 from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
+from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
+from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.chart.stages import Stages
 from lvpcfg.decompose.coarse import covered
+from lvpcfg.distributions import encoded
 from lvpcfg.errors import InputError, expect, is_out_of_memory, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import projected_coarse
@@ -235,12 +238,41 @@ class Parser(ParserI):  # type: ignore[misc]
                     skeletons[number] = skeleton
         self.counts.sentences += len(sentences)
         self.counts.fallbacks += sum(skeleton is None for skeleton in skeletons)
+        return self._parses(sentences, skeletons, log_z.tolist(), probabilities)
+
+    def _parses(
+        self,
+        sentences: Sequence[Sequence[str]],
+        skeletons: Sequence[Skeleton | None],
+        log_z: Sequence[float],
+        probabilities: bool,
+    ) -> list[Parse]:
+        """Of sentences, with flat trees for those that have none."""
         trees = [self._tree(skeleton, words) for skeleton, words in zip(skeletons, sentences, strict=True)]
-        weights = self._weights(skeletons, leaf) if probabilities else [-torch.inf] * len(sentences)
+        weights = self._log_probs(sentences, skeletons) if probabilities else [-torch.inf] * len(sentences)
         return [
             Parse(tree, weight, _ratio(weight, total), total, skeleton is None)
-            for tree, weight, total, skeleton in zip(trees, weights, log_z.tolist(), skeletons, strict=True)
+            for tree, weight, total, skeleton in zip(trees, weights, log_z, skeletons, strict=True)
         ]
+
+    def _log_probs(self, sentences: Sequence[Sequence[str]], skeletons: Sequence[Skeleton | None]) -> list[float]:
+        """log p(tree, sentence) of each; -inf for what is no tree of the grammar."""
+        found = torch.full((len(sentences),), -torch.inf, dtype=torch.float64, device=self.device)
+        trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
+        observed = ObservedTrees.of(trees, self._rules, self._rule_numbers)
+        if observed is not None:
+            entries, _ = encoded(self.model.lexicon, sentences, self.device)
+            words = self._grammar.lexical.lookup(entries).transpose(0, 1)
+            found.index_copy_(0, observed.sentences, observed.log_weights(self._rules, words))
+        return found.tolist()
+
+    @cached_property
+    def _rules(self) -> FineRules:
+        return FineRules(self._grammar)
+
+    @cached_property
+    def _rule_numbers(self) -> RuleNumbers:
+        return RuleNumbers(self._rules)
 
     def _parse_pruned(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
         """Coarse to fine. What pruning loses is tried again with lower thresholds, and then in whole charts, or,
@@ -277,16 +309,21 @@ class Parser(ParserI):  # type: ignore[misc]
         words = [grammar.lexical.lookup(some) for grammar, some in zip(self._grammars, entries, strict=True)]
         coarse_words = self._coarse_words.lookup(entries[0])
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
-        found = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold, probabilities)
+        skeletons, log_z = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold)
         self._count(self._coarse_to_fine.decoder)
-        return [
-            None
-            if one.skeleton is None
-            else Parse(
-                self._tree(one.skeleton, sentence), one.log_prob, _ratio(one.log_prob, one.log_z), one.log_z, False
-            )
-            for one, sentence in zip(found, sentences, strict=True)
-        ]
+        ways = self._coarse_to_fine.ways
+        self.counts.float64 += ways.pop(WIDE, 0)
+        self.counts.log_sum_exp += ways.pop(LOGARITHMIC, 0)
+        found = [number for number, skeleton in enumerate(skeletons) if skeleton is not None]
+        sums = log_z.tolist()
+        parses = self._parses(
+            [sentences[number] for number in found],
+            [skeletons[number] for number in found],
+            [sums[number] for number in found],
+            probabilities,
+        )
+        of_sentence = dict(zip(found, parses, strict=True))
+        return [of_sentence.get(number) for number in range(len(sentences))]
 
     @property
     def times(self) -> dict[str, float]:
@@ -401,13 +438,6 @@ class Parser(ParserI):  # type: ignore[misc]
     @cached_property
     def _symbol_of_state(self) -> list[int]:
         return self._grammar.symbol_of_state.tolist()
-
-    def _weights(self, skeletons: list[Skeleton | None], leaf: Tensor) -> list[float]:
-        """log p(tree, sentence) of each."""
-        trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
-        allowed = only(trees, self._symbol_of_state, leaf)
-        weights: list[float] = log_partition(self._form, leaf, None, allowed)[0].tolist()
-        return weights
 
 
 def _ratio(weight: float, total: float) -> float:

@@ -15,7 +15,7 @@ from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode.decode import best_edges
 from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.fast.partition import log_partition
-from lvpcfg.chart.forest import forest
+from lvpcfg.chart.forest import layout, plan
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
 from lvpcfg.decompose.coarse import covered, with_coarse
 from lvpcfg.grammar.coarse import CoarseGrammar
@@ -420,8 +420,8 @@ class TestGradients:
     def test_do_not_depend_on_how_edges_are_cut_up(self, packed, monkeypatch):
         packed, rules, leaf = packed
         expected = Fine(packed, rules, leaf).posteriors()
-        for name, size in (("CHUNK", 64), ("BATCH", 0)):
-            monkeypatch.setattr(forest, name, size)
+        for module, name, size in ((plan, "CHUNK", 64), (layout, "BATCH", 0)):
+            monkeypatch.setattr(module, name, size)
             again = Fine(packed, rules, leaf).posteriors()
             assert torch.allclose(again.edges, expected.edges, rtol=1e-12)
             assert torch.allclose(again.log_z, expected.log_z, rtol=1e-12)

@@ -67,5 +67,5 @@ def _unary(grammar: Grammar, states: Tensor, parent: Tensor, child: Tensor) -> T
 
 def nonnegative(grammar: Grammar) -> Grammar:
     """A grammar to prune by: its rules as tensors, with 0 for what approximations took below."""
-    binary = grammar.binary.for_forests().written_out()
+    binary = grammar.binary.listed()
     return replace(grammar, binary=replace(binary, values=binary.values.clamp_min(0)), unary=grammar.unary.clamp_min(0))

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
-from lvpcfg.grammar.rules import BinaryRules, Reader, representation, similar, starts_of, within_padding
+from lvpcfg.grammar.rules import (
+    BinaryRules,
+    ForestRules,
+    Reader,
+    representation,
+    similar,
+    starts_of,
+    within_padding,
+)
 
 
 @representation
@@ -92,8 +100,8 @@ class RuleCP(BinaryRules):
             {"values": self.exact.scaled(factor).values, "u": self.u * factor[self.parent_states].unsqueeze(1)}
         )
 
-    def for_forests(self) -> "RuleCP":
-        return self
+    def for_forests(self) -> ForestRules:
+        return ForestRules(self.values, self)
 
     def transformed(self, state_counts: tuple[int, ...], parent: Tensor, child: Tensor) -> "RuleCP":
         a, b, c = self.rules[self.cp_rules].unbind(1)

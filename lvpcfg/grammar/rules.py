@@ -9,6 +9,8 @@ Charts and forests compute with two forms of rules each:
 
     charts     tensors of rules, or one CP form over all states      `for_charts`
     forests    tensors of rules, some of them in CP form             `for_forests`
+
+What they get is `ForestRules` in any case: whoever computes with it need not know where it comes from.
 """
 
 import math
@@ -21,8 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from lvpcfg.grammar.factors import Factors
+
 if TYPE_CHECKING:
-    from lvpcfg.grammar.rule_cp import RuleCP
     from lvpcfg.grammar.rule_tensors import RuleTensors
     from lvpcfg.grammar.whole_cp import WholeCP
 
@@ -39,6 +42,26 @@ class Reader(Protocol):
     def size(self, name: str) -> int: ...
 
     def refuse(self, reason: str) -> NoReturn: ...
+
+
+class RulesInCP(Protocol):
+    """Rules of which each has a CP form of its own, all of one rank."""
+
+    @property
+    def cp_rules(self) -> Tensor:
+        """[some]: their numbers among all rules."""
+
+    @property
+    def factors(self) -> Factors:
+        """U, V, W [some, rank, states], with zeros for the states that a symbol does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForestRules:
+    """Binary rules as forests compute with them."""
+
+    values: Tensor  # T of the rules that are tensors, end to end
+    cp: RulesInCP | None = None  # the others
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +131,10 @@ class BinaryRules(ABC):
     def tensor(self, rule: int) -> Tensor:
         """T of one rule, [m_a, m_b, m_c]."""
 
+    def listed(self) -> "RuleTensors":
+        """The rules of `rules` as tensors, in their order, and no others."""
+        return self.written_out()
+
     def padded(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Rules of nearly the same shape together: their rows [some, 3], and T with zeros behind, [some, x, y, z]."""
         written = self.written_out()
@@ -119,9 +146,9 @@ class BinaryRules(ABC):
     def for_charts(self) -> "RuleTensors | WholeCP":
         return self.written_out()
 
-    def for_forests(self) -> "RuleTensors | RuleCP":
+    def for_forests(self) -> ForestRules:
         """The rules of `rules` alone, in their order."""
-        return self.written_out()
+        return ForestRules(self.listed().values)
 
     # What is known of them
 

@@ -10,7 +10,7 @@ from lvpcfg.errors import InputError
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
-from lvpcfg.grammar.rules import BinaryRules, Reader, end_to_end, representation, similar
+from lvpcfg.grammar.rules import BinaryRules, ForestRules, Reader, end_to_end, representation, similar
 
 MOST = 1 << 28  # numbers that rules are written out to
 
@@ -43,15 +43,19 @@ class WholeCP(BinaryRules):
     def for_charts(self) -> "WholeCP":
         return self
 
-    def for_forests(self) -> RuleTensors | RuleCP:
+    def listed(self) -> RuleTensors:
+        return self.of_rules(self.rules)
+
+    def for_forests(self) -> ForestRules:
         """Each rule in CP form by its states alone; as a tensor, where those are smaller."""
         sizes = self.states[self.rules]
         if int(sizes.prod(1).sum()) <= self.factors.rank * int(sizes.sum()):
-            return self.of_rules(self.rules)
+            return super().for_forests()
         widest = max(self.state_counts)
         u, v, w = self._blocks(self.rules, (widest, widest, widest))
         every = torch.arange(len(self.rules), device=self.rules.device)
-        return RuleCP(self.state_counts, self.interminals, self.rules, self.u.new_zeros(0), every, u, v, w)
+        none = self.u.new_zeros(0)
+        return ForestRules(none, RuleCP(self.state_counts, self.interminals, self.rules, none, every, u, v, w))
 
     def of_rules(self, rules: Tensor) -> RuleTensors:
         """Some rules [rules, 3] as tensors."""

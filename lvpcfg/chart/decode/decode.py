@@ -26,22 +26,13 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
-from lvpcfg.chart.forest.forest import Forest
+from lvpcfg.chart.forest.forest import Forest, Posteriors
 from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.options import FREE, RECALL, RULE_SUM, VARIATIONAL
 from lvpcfg.trees.binarisation import INTERMEDIATE
 
 NEGLIGIBLE = 1e-6  # a posterior below zero by no more than this is rounding
-
-
-@dataclass(frozen=True, eq=False)
-class Posteriors:
-    """Of a forest under one grammar."""
-
-    log_z: Tensor  # [sentences], float64: log |Z|
-    nodes: Tensor  # [nodes + 2]
-    edges: Tensor  # [edges]
 
 
 @dataclass(frozen=True)
@@ -199,6 +190,15 @@ def best_trees(forest: Forest, edges: Tensor, leaves: Tensor) -> BestTrees:
     sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
     for here in order.split(sizes):
         best.offer(forest.parent[here], forest.left[here], forest.right[here], edges[here])
+    return best
+
+
+def chosen_trees(forest: Forest, chosen: Tensor, like: Tensor) -> BestTrees:
+    """The trees in which each node has the edge `chosen` [nodes + 2], -1 where it has none."""
+    best = BestTrees(forest.nodes + 2, like)
+    has_edge = (chosen >= 0).nonzero().squeeze(1)
+    edges = chosen[has_edge]
+    best.put(has_edge, forest.left[edges], forest.right[edges], torch.zeros_like(edges, dtype=like.dtype))
     return best
 
 

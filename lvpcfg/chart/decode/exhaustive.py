@@ -124,9 +124,8 @@ class SymbolChart:
 
     def _fill(self, width: int) -> None:
         chart, form, outside, grammar = self.chart, self.form, self.outside, self.grammar
-        cell = (self.first[width - 1] + torch.arange(len(chart.bottom[width - 1]), device=chart.word.device)).unsqueeze(
-            1
-        )
+        cells = torch.arange(len(chart.bottom[width - 1]), device=chart.word.device)
+        cell = (self.first[width - 1] + cells).unsqueeze(1)
         phrase = torch.arange(grammar.inner, device=cell.device)
         posterior = grammar.phrases(chart.bottom[width - 1] * outside.bottom[width - 1])
         bottom, left, right = self._best_rules(width, posterior)
@@ -142,8 +141,8 @@ class SymbolChart:
         self.spans.of_width(width).copy_(worth)
 
     def _put(self, nodes: Tensor, left: Tensor | int, right: Tensor | int, worth: Tensor) -> None:
-        columns = (torch.as_tensor(each, device=nodes.device).expand_as(nodes).flatten() for each in (left, right))
-        self.best.put(nodes.flatten(), *columns, worth.flatten())
+        left, right = (torch.as_tensor(each, device=nodes.device).expand_as(nodes) for each in (left, right))
+        self.best.put(nodes.flatten(), left.flatten(), right.flatten(), worth.flatten())
 
     def _best_rules(self, width: int, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The worth of the best rule of each bottom symbol, and the nodes of its children, [cells, interminals] each.

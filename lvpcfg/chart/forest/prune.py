@@ -1,12 +1,12 @@
 """Coarse to fine (Petrov & Klein 2007): what the grammar without its states leaves of the charts of some sentences.
 
-The coarse grammar has one state a symbol, and its binary rules are one sum of rank-one terms: an exact cover, in which
-every rule is in one term (`CoarseGrammar`). Its charts are a few matrix products for each width. The posterior of a
-term at a split is that of all its rules there; where it is above the threshold, its rules are looked at one by one,
-and those above it are the edges of a `Forest`, in which fine grammars are run.
+The coarse grammar has one state for each symbol, and its binary rules are one sum of rank-one terms: an exact cover, in
+which every rule is in one term (`CoarseGrammar`). Its charts are a few matrix products for each width. The posterior of
+a term at a split is that of all its rules there; where it is above the threshold, it is shared out among the rules, and
+those above the threshold become the edges of a `Forest`, in which fine grammars are run.
 
-Every span has bottom nodes, made by binary rules or a word, and top nodes above any number of unary rules. The
-step between the two is one rule of the forest, C^{a,b} [m_a, m_b]: a block of the closure, with the identity in it.
+Every span has bottom nodes, for binary rules and words, and top nodes above any number of unary rules. The step from
+one to the other is one rule of the forest, C^{a,b} [m_a, m_b]: a block of the closure, with the identity in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,16 @@ from lvpcfg.chart.fast.cp import CPForm, SortedCPForm
 from lvpcfg.chart.fast.inside import Chart
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import Problem, solve_outside
-from lvpcfg.chart.forest.forest import Forest
-from lvpcfg.chart.forest.tiles import pick, places
+from lvpcfg.chart.forest import arrays
+from lvpcfg.chart.forest.arrays import repeated, take, true_indices
+from lvpcfg.chart.forest.packed import Forest
 from lvpcfg.chart.stages import Stages
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rules import starts_of
 
-CHUNK = 1 << 21  # numbers held at once
-ALIKE = 0.1  # sentences whose lengths differ by no more than this share are in one chart,
-CELLS = 1 << 14  # unless it has more cells: larger ones leave the cache
+SIMILAR = 0.1  # sentences whose lengths differ by no more than this share are in one chart,
+CELLS = 1 << 14  # unless, on the CPU, it has more cells: larger ones leave the cache
 
 
 class FineRules:
@@ -38,8 +37,9 @@ class FineRules:
 
     def __init__(self, grammar: Grammar) -> None:
         binary = grammar.binary.for_forests()
-        self.grammar, self.cp = grammar, binary if isinstance(binary, RuleCP) else None
-        states, symbols = grammar.states, len(grammar.symbols)
+        self.grammar, self.cp = grammar, binary.cp
+        states, symbols, self.inner = grammar.states, len(grammar.symbols), len(grammar.symbols.interminals)
+        self.widest_tag = max(grammar.binary.state_counts[self.inner :])
         device = states.device
         self.first = grammar.first_state
         reach = torch.eye(symbols, device=device)
@@ -66,9 +66,8 @@ class FineRules:
 
     def leaf(self, words: Tensor, word: Tensor, symbol: Tensor) -> Tensor:
         """[words, tag states] -> [leaves, states]: the states of the symbol of each leaf, for its word."""
-        inner = len(self.grammar.symbols.interminals)
-        state = torch.arange(int(self.grammar.states[inner:].max()), device=word.device)
-        place = (self.first[symbol] - self.first[inner]).unsqueeze(1) + state
+        state = torch.arange(self.widest_tag, device=word.device)
+        place = (self.first[symbol] - self.first[self.inner]).unsqueeze(1) + state
         inside = state < self.grammar.states[symbol].unsqueeze(1)
         return torch.where(inside, words[word.unsqueeze(1), torch.where(inside, place, 0)], 0)
 
@@ -103,27 +102,46 @@ class Edges:
     parent: Tensor
     left: Tensor
     right: Tensor  # -1 under steps
-    whole: Tensor  # [some]: nodes over whole sentences
+    roots: Tensor  # [some]: top nodes over all words of a sentence
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Terms at splits, or rules at splits; as parallel vectors."""
+
+    number: Tensor  # of the term, or of the rule
+    posterior: Tensor
+    parent: Tensor  # cells
+    left: Tensor
+    right: Tensor
+
+    @staticmethod
+    def joined(parts: Sequence["Splits"]) -> "Splits":
+        return Splits(*(torch.cat(columns) for columns in _columns(parts)))
 
 
 class Coarse:
-    """The coarse pass; `grammar` has one state a symbol, and `cover` is the sum of its binary rules."""
+    """The coarse pass; `grammar` has one state for each symbol, and `cover` is the sum of its binary rules."""
 
     def __init__(self, grammar: Grammar, cover: Factors, stages: Stages) -> None:
         self.grammar, self.rules, self.stages = grammar, FineRules(grammar), stages
         self.inner = len(grammar.symbols.interminals)
         self.form = cp_form(grammar.root, cover.u, cover.v, cover.w, grammar, sort_terms=True)
         u, *halves = self.form.weights
-        v, w = torch.cat(halves).T.tensor_split(2)
-        self.factors = (u, v.contiguous(), w.contiguous())  # [terms, symbols]
-        # Of the three symbols of its rules, a term has two in common.
-        self.mode = torch.stack([(factor != 0).sum(1) for factor in self.factors]).argmax(0)
+        v, w = torch.cat(halves).T.tensor_split(2)  # [terms, symbols], as u
+        # Of the three symbols of its rules, those of a term have two in common. The third is its parent (0), its left
+        # child (1) or its right child (2).
+        self.varies = torch.stack([(factor != 0).sum(1) for factor in (u, v, w)]).argmax(0)  # [terms]
         rules = grammar.binary_rules
         of_rules = u[:, rules[:, 0]] * v[:, rules[:, 1]] * w[:, rules[:, 2]]  # [terms, rules]
-        term, rule = of_rules.nonzero().unbind(1)
-        place = term * len(grammar.symbols) + rules[rule, self.mode[term]]
-        self.rule_in_term = torch.zeros(len(u) * len(grammar.symbols), dtype=torch.int64, device=u.device)
-        self.rule_in_term[place] = rule  # [terms * symbols]
+        # The rules of all terms, term after term: their numbers, the symbol that varies, and its factor.
+        term, self.rule_of_term = of_rules.nonzero().unbind(1)
+        self.rules_of_term = torch.bincount(term, minlength=len(u))
+        self.first_of_term = starts_of(self.rules_of_term)
+        self.symbol_of_term = rules[self.rule_of_term, self.varies[term]]
+        v_or_w = torch.stack([v, w])[(self.varies[term] - 1).clamp_min(0), term, self.symbol_of_term]
+        of_parent = u[term, rules[self.rule_of_term, 0]]
+        self.share_of_term = torch.where(self.varies[term] == 0, of_parent, v_or_w)
         below = self.rules.steps[:, 1]
         self.over_phrases, self.over_words = (
             which.nonzero().squeeze(1) for which in (below < self.inner, below >= self.inner)
@@ -134,169 +152,204 @@ class Coarse:
         first, order = starts_of(lengths), lengths.argsort()
         none = lengths[:0]
         parts = [(Edges(none, none, none, none, none, none), Nodes(none, none, none, none, none.bool()))]
+        ascending = take(lengths, order).tolist()
         begin = 0
-        for size in _alike(lengths[order].tolist()):
-            numbers = order[begin : begin + size]
+        for size in _similar(ascending, CELLS if arrays.on_host(leaf) else None):
+            numbers, shortest, longest = order[begin : begin + size], ascending[begin], ascending[begin + size - 1]
             begin += size
-            some = lengths[numbers]
-            position = torch.arange(int(some[-1]), device=lengths.device).unsqueeze(1)
+            some = take(lengths, numbers)
+            position = torch.arange(longest, device=lengths.device).unsqueeze(1)
             words = leaf[(first[numbers] + position).clamp_max(len(leaf) - 1)] * (position < some).unsqueeze(2)
-            same = int(some[0]) == len(position)
             ones = torch.ones(size, dtype=torch.float64, device=leaf.device)
             with self.stages.stage("coarse"):
-                solutions = solve_outside(Problem(self.form, words, None if same else some), ones)
+                solutions = solve_outside(Problem(self.form, words, None if shortest == longest else some), ones)
             for solution in solutions:
                 # What needs log-sum-exp is left without edges, and so to whole charts.
                 if solution.sums is not None:
                     with self.stages.stage("gather"):
-                        edges, nodes = self._survivors(*solution.sums, some[solution.sentences], threshold)
-                    parts.append((edges, replace(nodes, sentence=numbers[solution.sentences[nodes.sentence]])))
+                        edges, nodes = self._survivors(*solution.sums, take(some, solution.sentences), threshold)
+                    sentence = take(numbers, take(solution.sentences, nodes.sentence))
+                    parts.append((edges, replace(nodes, sentence=sentence)))
         with self.stages.stage("gather"):
-            return self._joined(parts, lengths)
+            return self._joined(parts, lengths, ascending[-1])
 
     @torch.inference_mode()
     def _survivors(self, chart: Chart, outside: Outside, lengths: Tensor, threshold: float) -> tuple[Edges, Nodes]:
         """What is left of one chart. Its cells are numbered by width, start and sentence, nodes by cell and symbol."""
         device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
+        cells = len(chart.top.cells)
         first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
-        width = torch.repeat_interleave(first.diff()) + 1  # of each cell
-        top = _beside(chart.top.cells, chart.word_top)  # alpha, [cells, symbols]
-        bottom = _beside(chart.bottom.cells, chart.word)
-        above = _beside(outside.top.cells, outside.word_top)  # beta
+        width = repeated(first.diff(), cells)[0] + 1  # of each cell
+        top = _all_symbols(chart.top.cells, chart.word_top)  # alpha, [cells, symbols]
+        bottom = _all_symbols(chart.bottom.cells, chart.word)
+        above = _all_symbols(outside.top.cells, outside.word_top)  # beta
 
-        tops = len(width) * symbols  # where their numbers begin
-        found = []
-        for rule, parent, left, right in self._binary(chart, outside, top, first, threshold):
-            a, b, c = self.grammar.binary_rules.index_select(0, rule).unbind(1)
-            found.append((rule, parent * symbols + a, tops + left * symbols + b, tops + right * symbols + c))
+        tops = cells * symbols  # where the numbers of top nodes begin
+        binary = self._rules(self._terms(chart, outside, first, threshold), (outside.bottom.cells, top, top), threshold)
+        a, b, c = take(self.grammar.binary_rules, binary.number).unbind(1)
+        rights = tops + binary.right * symbols + c
+        found = [(binary.number, binary.parent * symbols + a, tops + binary.left * symbols + b, rights)]
         begin = len(self.grammar.binary)
-        for some, cells in ((self.over_phrases, slice(words, None)), (self.over_words, slice(words))):
+        for some, at in ((self.over_phrases, slice(words, None)), (self.over_words, slice(words))):
             up, down = self.rules.steps[some].unbind(1)
-            posterior = above[cells].index_select(1, up).mul_(bottom[cells].index_select(1, down))
-            place = places(posterior.mul_(self.rules.values[begin + some]) > threshold)
-            cell, step = place // len(some) + (cells.start or 0), place % len(some)
-            parent, child = tops + cell * symbols + pick(up, step), cell * symbols + pick(down, step)
-            found.append((begin + pick(some, step), parent, child, torch.full_like(child, -1)))
+            posterior = above[at].index_select(1, up).mul_(bottom[at].index_select(1, down))
+            place = true_indices(posterior.mul_(self.rules.values[begin + some]) > threshold)
+            cell, step = place // len(some) + (at.start or 0), place % len(some)
+            parent, child = tops + cell * symbols + take(up, step), cell * symbols + take(down, step)
+            found.append((begin + take(some, step), parent, child, torch.full_like(child, -1)))
         rule, parent, left, right = (torch.cat(column) for column in zip(*found, strict=True))
 
         sentence = torch.arange(chart.batch, device=device)
-        whole = (first[lengths - 1] + sentence).unsqueeze(1) * symbols + torch.arange(symbols, device=device)
-        whole = tops + whole[top.view(-1)[whole] * above.view(-1)[whole] > threshold]
-        there = torch.zeros(2 * tops, dtype=torch.bool, device=device)
-        for keys in (parent, left, right[right >= 0], whole):
-            there.index_fill_(0, keys, True)
-        key = places(there)
+        roots = (take(first, lengths - 1) + sentence).unsqueeze(1) * symbols + torch.arange(symbols, device=device)
+        roots = roots.flatten()
+        roots = tops + take(roots, true_indices(take(top.view(-1), roots) * take(above.view(-1), roots) > threshold))
+        is_node = torch.zeros(2 * tops, dtype=torch.bool, device=device)
+        for keys in (parent, left, rights, roots):
+            is_node.index_fill_(0, keys, True)
+        key = true_indices(is_node)
         number = torch.full((2 * tops,), -1, device=device).index_copy_(0, key, torch.arange(len(key), device=device))
         cell = key % tops // symbols
-        start = cell - pick(first, pick(width, cell) - 1)
-        nodes = Nodes(start % chart.batch, start // chart.batch, pick(width, cell), key % symbols, key >= tops)
-        right = torch.where(right < 0, -1, pick(number, right.clamp_min(0)))
-        parent, left, whole = (pick(number, keys) for keys in (parent, left, whole))
-        return Edges(rule, pick(nodes.width, parent), parent, left, right, whole), nodes
+        start = cell - take(first, take(width, cell) - 1)
+        nodes = Nodes(start % chart.batch, start // chart.batch, take(width, cell), key % symbols, key >= tops)
+        right = torch.where(right < 0, -1, take(number, right.clamp_min(0)))
+        parent, left, roots = (take(number, keys) for keys in (parent, left, roots))
+        return Edges(rule, take(nodes.width, parent), parent, left, right, roots), nodes
 
-    def _binary(
-        self, chart: Chart, outside: Outside, top: Tensor, first: Tensor, threshold: float
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """Binary rules, and the cells of the parent and of both children."""
-        term, posterior, *cells = self._terms(chart, outside, first, threshold)
-        for mode, table in enumerate((outside.bottom.cells, top, top)):
-            factor = self.factors[mode].to(top.dtype)
-            for some in places(pick(self.mode, term) == mode).split(CHUNK // max(1, factor.shape[1])):
-                rows = pick(table, pick(cells[mode], some)).mul_(pick(factor, pick(term, some)))
-                rows *= (pick(posterior, some) / rows.sum(1)).unsqueeze(1)
-                place = places(rows > threshold)
-                edge = pick(some, place // factor.shape[1])
-                rule = pick(term, edge) * len(self.grammar.symbols) + place % factor.shape[1]
-                yield pick(self.rule_in_term, rule), *(pick(column, edge) for column in cells)
+    def _rules(self, terms: Splits, tables: Sequence[Tensor], threshold: float) -> Splits:
+        """The rules of terms at splits. Those of one term differ in one symbol, and share its posterior by the scores
+        [cells, symbols] of that symbol: outside scores of parents, inside scores of children."""
+        found = []
+        varies = take(self.varies, terms.number)
+        for which, (table, cells) in enumerate(zip(tables, (terms.parent, terms.left, terms.right), strict=True)):
+            some = true_indices(varies == which)
+            term = take(terms.number, some)
+            place, within = repeated(take(self.rules_of_term, term))
+            entry = take(take(self.first_of_term, term), place) + within
+            cell = take(take(cells, some), place)
+            score = take(table.view(-1), cell * table.shape[1] + take(self.symbol_of_term, entry))
+            score = score * take(self.share_of_term, entry)
+            total = torch.zeros_like(term, dtype=score.dtype).index_add_(0, place, score)
+            posterior = score * take(take(terms.posterior, some) / total, place)
+            kept = true_indices(posterior > threshold)
+            split = take(some, take(place, kept))
+            columns = (take(column, split) for column in (terms.parent, terms.left, terms.right))
+            found.append(Splits(take(self.rule_of_term, take(entry, kept)), take(posterior, kept), *columns))
+        return Splits.joined(found)
 
-    def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> tuple[Tensor, ...]:
-        """Terms at splits: term, posterior, and the cells of the parent and of both children."""
+    def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> Splits:
+        """Terms at splits whose posterior is above the threshold."""
         form, batch, words = chart.form, chart.batch, len(chart.word)
         assert isinstance(form, CPForm)
         none = first[:0]
-        found = [(none, chart.word.new_zeros(0), none, none, none)]
+        found = [Splits(none, chart.word.new_zeros(0), none, none, none)]
 
         def add(term: Tensor, posterior: Tensor, width: Tensor, row: Tensor, split: Tensor) -> None:
-            parent, left, right = (pick(first, part - 1) + row for part in (width, split, width - split))
-            found.append((term, posterior, parent, left, right + split * batch))
+            """`row` is the number of a span among those of its width."""
+            parent, left, right = (take(first, part - 1) + row for part in (width, split, width - split))
+            found.append(Splits(term, posterior, parent, left, right + split * batch))
 
         if chart.length == 1:
             return found[0]
         general, after, before, _ = form.term_counts
         if isinstance(form, SortedCPForm):  # else there are no terms for two words
             pairs = chart.pairs * (outside.bottom[1] @ form.weights[3].T)
-            place = places(pairs > threshold)
+            place = true_indices(pairs > threshold)
             row, two = place // pairs.shape[1], torch.full_like(place, 2)
-            add(place % pairs.shape[1] + general + after + before, pick(pairs.view(-1), place), two, row, two - 1)
+            add(place % pairs.shape[1] + general + after + before, take(pairs.view(-1), place), two, row, two - 1)
 
         share = outside.combined.cells
         joint = (chart.combined.cells * share).view(-1)
-        place = places(joint > threshold)  # of all splits together
+        place = true_indices(joint > threshold)  # of all splits together
         cell, term = words + place // share.shape[1], place % share.shape[1]
         width = torch.searchsorted(first, cell, right=True)
-        row, joint, share = cell - pick(first, width - 1), pick(joint, place), pick(share.view(-1), place)
-        one = places(term >= general)
-        word_is_last = pick(term, one) < general + after
-        split = torch.where(word_is_last, pick(width, one) - 1, 1)
-        add(pick(term, one), pick(joint, one), pick(width, one), pick(row, one), split)
-        many = places(term < general)
-        sizes = torch.bincount(pick(width, many), minlength=chart.length + 1).tolist()
-        columns = (pick(column, many).split(sizes) for column in (row, term, share))
-        for number, (row, term, beta) in enumerate(zip(*columns, strict=True)):
-            if len(row):
-                left, right = chart.operands(0, number)
-                posterior = left.transpose(1, 2)[row, term].mul_(right.transpose(1, 2)[row, term])  # [some, splits]
-                posterior *= beta.unsqueeze(1)
-                place = places(posterior > threshold)
-                some, split = place // (number - 1), place % (number - 1) + 1
-                known = pick(term, some), pick(posterior.view(-1), place)
-                add(*known, torch.full_like(split, number), pick(row, some), split)
-        return tuple(torch.cat(column) for column in zip(*found, strict=True))
+        row, joint, share = cell - take(first, width - 1), take(joint, place), take(share.view(-1), place)
+        # Terms with a word on one side have one split,
+        one = true_indices(term >= general)
+        word_is_last = take(term, one) < general + after
+        split = torch.where(word_is_last, take(width, one) - 1, 1)
+        add(take(term, one), take(joint, one), take(width, one), take(row, one), split)
+        # the others all of them.
+        many = true_indices(term < general)
+        row, term, width, share = (take(column, many) for column in (row, term, width, share))
+        for item, split, posterior in _over_splits(chart, row, term, width, share, threshold):
+            add(take(term, item), posterior, take(width, item), take(row, item), split)
+        return Splits.joined(found)
 
-    def _joined(self, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor) -> tuple[Forest, Nodes]:
+    def _joined(self, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor, longest: int) -> tuple[Forest, Nodes]:
         """The forest of all charts."""
         device, sentences = lengths.device, len(lengths)
         binary, steps = len(self.grammar.binary_rules), len(self.rules.steps)
         edges = Edges(*(torch.cat(columns) for columns in _columns([edges for edges, _ in parts])))
         nodes = Nodes(*(torch.cat(columns) for columns in _columns([nodes for _, nodes in parts])))
-        sizes = torch.tensor([len(some.symbol) for _, some in parts], device=device)
-        begin = starts_of(sizes)[:-1]
-        number, one = len(nodes.symbol), len(nodes.symbol) + sentences + 1
-        shift = begin.repeat_interleave(torch.tensor([len(some.rule) for some, _ in parts], device=device))
-        step = edges.right < 0
-        whole = edges.whole + begin.repeat_interleave(
-            torch.tensor([len(some.whole) for some, _ in parts], device=device)
+        begin = starts_of(torch.tensor([len(some.symbol) for _, some in parts], device=device))
+        number, unit = len(nodes.symbol), len(nodes.symbol) + sentences + 1
+        shift, shift_of_roots = (
+            take(begin, repeated(torch.tensor(sizes, device=device), sum(sizes))[0])
+            for sizes in ([len(some.rule) for some, _ in parts], [len(some.roots) for some, _ in parts])
         )
+        step, roots = edges.right < 0, edges.roots + shift_of_roots
         level, rule, parent, left, right = map(
             torch.cat,
             (
-                (2 * edges.width + step.long(), torch.full_like(whole, 2 * int(lengths.max()) + 2)),
-                (edges.rule, binary + steps + nodes.symbol[whole]),
-                (edges.parent + shift, number + nodes.sentence[whole]),
-                (edges.left + shift, whole),
-                (torch.where(step, one, edges.right + shift), torch.full_like(whole, one)),
+                (2 * edges.width + step.long(), torch.full_like(roots, 2 * longest + 2)),
+                (edges.rule, binary + steps + take(nodes.symbol, roots)),
+                (edges.parent + shift, number + take(nodes.sentence, roots)),
+                (edges.left + shift, roots),
+                (torch.where(step, unit, edges.right + shift), torch.full_like(roots, unit)),
             ),
         )
-        leaves = (~nodes.top & (nodes.symbol >= self.inner)).nonzero().squeeze(1)
+        leaves = true_indices(~nodes.top & (nodes.symbol >= self.inner))
         tops = number + torch.arange(sentences, device=device)
         return Forest(number + sentences, level, rule, parent, left, right, leaves, tops), nodes
 
 
-def _columns(parts: Sequence[Edges] | Sequence[Nodes]) -> Iterator[tuple[Tensor, ...]]:
+def _over_splits(
+    chart: Chart, row: Tensor, term: Tensor, width: Tensor, share: Tensor, threshold: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """From terms of spans to those of their splits that are above the threshold: which item of the list it is, how many
+    words are on the left, and the posterior there.
+
+    On the CPU width by width, which takes half the time; else all at once, since CUDA would have to wait for each.
+    """
+    if arrays.on_host(row):
+        sizes = torch.bincount(width, minlength=chart.length + 1).tolist()
+        begin = 0
+        for number, size in enumerate(sizes):  # items are sorted by width
+            if size:
+                left, right = chart.operands(0, number)
+                some, lane = row.narrow(0, begin, size), term.narrow(0, begin, size)
+                posterior = left.transpose(1, 2)[some, lane].mul_(right.transpose(1, 2)[some, lane])  # [some, splits]
+                posterior *= share.narrow(0, begin, size).unsqueeze(1)
+                place = true_indices(posterior > threshold)
+                yield begin + place // (number - 1), place % (number - 1) + 1, take(posterior.view(-1), place)
+            begin += size
+        return
+    item, split = repeated(width - 1)
+    split += 1
+    left, right = chart.spans.left, chart.spans.right  # [starts * batch, widths, lanes], and by ends, widths descending
+    row, term, width = (take(column, item) for column in (row, term, width))
+    end = row + (width - 1) * chart.batch
+    posterior = left[row, split - 1, term] * right[end, chart.length - width + split, term] * take(share, item)
+    place = true_indices(posterior > threshold)
+    yield take(item, place), take(split, place), take(posterior, place)
+
+
+def _columns(parts: Sequence[Edges] | Sequence[Nodes] | Sequence[Splits]) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(vars(part).values() for part in parts), strict=True)
 
 
-def _beside(phrases: Tensor, words: Tensor) -> Tensor:
+def _all_symbols(phrases: Tensor, words: Tensor) -> Tensor:
     """[cells, phrases] and [words, tags], words being the first of the cells -> [cells, symbols]."""
     return torch.cat([phrases, torch.nn.functional.pad(words, (0, 0, 0, len(phrases) - len(words)))], 1)
 
 
-def _alike(lengths: Sequence[int]) -> list[int]:
-    """Numbers of sentences, whose lengths are ascending, that are put in one chart."""
+def _similar(lengths: Sequence[int], cells: int | None) -> list[int]:
+    """How many of the sentences, whose lengths are ascending, are put in one chart each time."""
     sizes: list[int] = []
     shortest = 0
     for length in lengths:
-        if not sizes or length > shortest * (1 + ALIKE) or (sizes[-1] + 1) * length**2 > CELLS:
+        too_large = cells is not None and bool(sizes) and (sizes[-1] + 1) * length**2 > cells
+        if not sizes or length > shortest * (1 + SIMILAR) or too_large:
             sizes.append(0)
             shortest = length
         sizes[-1] += 1

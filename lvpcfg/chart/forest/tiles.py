@@ -1,9 +1,12 @@
-"""Edges of a forest in tiles of one rule each, and what rules do to them: as tensors, or in CP form."""
+"""Edges of a forest in tiles of one rule each, and what rules do to them: as tensors, or in CP form.
+
+A tile is a few slots for edges of one rule, so that the rule is fetched once for all of them, and all tiles of one
+shape are one product of batches of matrices.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +22,8 @@ class Tiles:
     shape: int
     unary: bool  # all right children are the constant 1, and are left out of the products
     rule: Tensor  # [tiles]: among those of the shape
-    width: int
-    begin: int  # their first place in the `Layout`
+    width: int  # slots of a tile
+    begin: int  # their first slot in the `Layout`
 
     @property
     def end(self) -> int:
@@ -32,7 +35,7 @@ class Tiles:
             yield replace(self, rule=self.rule[first : first + size], begin=self.begin + first * self.width)
 
     def of(self, column: Tensor) -> Tensor:
-        """[tiles * width]: their places of a column."""
+        """[tiles * width]: their slots of a column."""
         return column.narrow(0, self.begin, len(self.rule) * self.width)
 
 
@@ -44,6 +47,17 @@ class Tensors:
 
     def of(self, rule: Tensor) -> "Tensors":
         return Tensors(self.values.index_select(0, rule))
+
+    def numbers(self, width: int) -> int:
+        """How many numbers a step holds for a tile."""
+        _, x, pairs = self.values.shape
+        return pairs * (x + width)
+
+    def written_out(self) -> "Tensors":
+        return self
+
+    def project(self, *children: Tensor) -> tuple[Tensor, ...]:
+        return children
 
     def parents(self, *children: Tensor) -> Tensor:
         """T(y2, y3): [tiles, width, y] and [tiles, width, z] -> [tiles, width, x]."""
@@ -64,12 +78,20 @@ class Tensors:
         into_left = torch.matmul(both, right.unsqueeze(3)).squeeze(3)
         return (into_left * left).sum(2), [into_left, both.mul_(left.unsqueeze(3)).sum(2)]
 
+    def gradients(self, rows: Tensor, *children: Tensor) -> list[Tensor]:
+        """By T, for each tile: [tiles, x, y * z]."""
+        return [torch.bmm(rows.transpose(1, 2), outer(*children))]
+
+    def by_tensor(self, gradient: Tensor) -> list[Tensor]:
+        """The same from the derivatives by T written out, [tiles, x, y, z]."""
+        return [gradient.flatten(2)]
+
 
 @dataclass(frozen=True, eq=False)
 class CPTiles:
     """The same in CP form: U [rules, rank, x], V [rules, rank, y], W [rules, rank, z].
 
-    Both passes take the children as V y2 and W y3 (`project`), which are made once.
+    Both passes take the children as V y2 and W y3 (`project`), which are computed once.
     """
 
     factors: Factors
@@ -77,15 +99,20 @@ class CPTiles:
     def of(self, rule: Tensor) -> "CPTiles":
         return CPTiles(self.factors.map(lambda factor: factor.index_select(0, rule)))
 
+    def numbers(self, width: int) -> int:
+        sizes = (factor.shape[2] for factor in (self.factors.u, self.factors.v, self.factors.w))
+        return (self.factors.rank + width) * sum(sizes)
+
+    def written_out(self) -> Tensors:
+        """The tensors that they stand for: derivations are over states, not over terms."""
+        return Tensors(self.factors.tensor().flatten(2))
+
     def project(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """[tiles, width, rank]"""
         return torch.bmm(left, self.factors.v.transpose(1, 2)), torch.bmm(right, self.factors.w.transpose(1, 2))
 
     def parents(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.bmm(left * right, self.factors.u)
-
-    def best_parents(self, *children: Tensor) -> Tensor:
-        raise AssertionError("derivations are those of tensors: `Grammar.expanded`")
 
     def children(self, rows: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, list[Tensor]]:
         lanes = torch.bmm(rows, self.factors.u.transpose(1, 2))
@@ -98,20 +125,16 @@ class CPTiles:
         pairs = ((v * w, rows), (w * lanes, left), (v * lanes, right))
         return [torch.bmm(terms.transpose(1, 2), states) for terms, states in pairs]
 
+    def by_tensor(self, gradient: Tensor) -> list[Tensor]:
+        u, v, w = (factor.to(gradient.dtype) for factor in (self.factors.u, self.factors.v, self.factors.w))
+        return [
+            torch.einsum("txyz,try,trz->trx", gradient, v, w),
+            torch.einsum("txyz,trx,trz->try", gradient, u, w),
+            torch.einsum("txyz,trx,try->trz", gradient, u, v),
+        ]
 
-Weights = list[Tensors | CPTiles]
 
-
-def pick(column: Tensor, index: Tensor) -> Tensor:
-    """column[index], several times as fast."""
-    return column.index_select(0, index)
-
-
-def places(chosen: Tensor) -> Tensor:
-    """Where a mask is true, counting all its dimensions as one; NumPy is three times as fast as torch at that."""
-    if chosen.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(chosen.numpy()))
-    return chosen.flatten().nonzero().squeeze(1)
+Weights = list[Tensors | CPTiles]  # for each shape
 
 
 def outer(left: Tensor, right: Tensor | None = None) -> Tensor:
