@@ -10,6 +10,7 @@ step between the two is one rule of the forest, C^{a,b} [m_a, m_b]: a block of t
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,8 +39,6 @@ class FineRules:
     """The rules of a grammar as forests number them: binary rules, steps from bottom to top, root rules."""
 
     def __init__(self, grammar: Grammar) -> None:
-        binary = grammar.binary.for_forests()
-        self.grammar, self.cp = grammar, binary if isinstance(binary, RuleCP) else None
         states, symbols = grammar.states, len(grammar.symbols)
         device = states.device
         self.first = grammar.first_state
@@ -48,14 +47,12 @@ class FineRules:
         for _ in range(symbols.bit_length()):
             reach = (reach @ reach).clamp_max(1)
         self.steps = reach.nonzero()  # [steps, 2]: above, below
-        closure = self._closure()  # [top states, bottom states]
         above, below = self.steps.unbind(1)
         volume = states[above] * states[below]
         step = torch.repeat_interleave(volume)
         within = torch.arange(len(step), device=device) - starts_of(volume)[step]
-        row = self.first[above[step]] + within // states[below[step]]
-        column = self.first[below[step]] + within % states[below[step]]
-        self.values = torch.cat([binary.values, closure[row, column], grammar.root])
+        self.above = self.first[above[step]] + within // states[below[step]]  # of each number of the steps
+        self.below = self.first[below[step]] + within % states[below[step]]
         ones = torch.ones_like(states)
         self.sizes = torch.cat(
             [
@@ -64,11 +61,25 @@ class FineRules:
                 torch.stack([ones, states, ones], 1),
             ]
         )
+        self.widest_tag = int(states[len(grammar.symbols.interminals) :].max())
+        self._compute(grammar)
+
+    def with_parameters(self, grammar: Grammar) -> "FineRules":
+        """The same rules with the parameters of `grammar`, differentiable by them."""
+        rules = copy(self)
+        rules._compute(grammar)
+        return rules
+
+    def _compute(self, grammar: Grammar) -> None:
+        binary = grammar.binary.for_forests()
+        self.grammar, self.cp = grammar, binary if isinstance(binary, RuleCP) else None
+        closure = self._closure()  # [top states, bottom states]
+        self.values = torch.cat([binary.values, closure[self.above, self.below], grammar.root])
 
     def leaf(self, words: Tensor, word: Tensor, symbol: Tensor) -> Tensor:
         """[words, tag states] -> [leaves, states]: the states of the symbol of each leaf, for its word."""
         inner = len(self.grammar.symbols.interminals)
-        state = torch.arange(int(self.grammar.states[inner:].max()), device=word.device)
+        state = torch.arange(self.widest_tag, device=word.device)
         place = (self.first[symbol] - self.first[inner]).unsqueeze(1) + state
         inside = state < self.grammar.states[symbol].unsqueeze(1)
         return torch.where(inside, words[word.unsqueeze(1), torch.where(inside, place, 0)], 0)
