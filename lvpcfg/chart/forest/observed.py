@@ -110,7 +110,7 @@ class _Forest:
             (last, self.numbers.first_root + symbol, top, root, one)
             for top, (root, symbol) in zip(tops, self.roots, strict=True)
         ]
-        level, rule, parent, left, right = torch.tensor(edges, device=device).unbind(1)
-        leaves, sentence, position, symbol = torch.tensor(self.leaves, device=device).unbind(1)
+        level, rule, parent, left, right = torch.tensor(edges, device=device).T.contiguous()
+        leaves, sentence, position, symbol = torch.tensor(self.leaves, device=device).T.contiguous()
         forest = Forest(total, level, rule, parent, left, right, leaves, torch.tensor(tops, device=device))
         return forest, sentence, position, symbol
