@@ -187,6 +187,11 @@ class TreeDistribution(Distribution):
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
             )
+        weight = self.log_weight(trees)
+        return torch.where(weight > -torch.inf, weight - self._log_z(), -torch.inf)
+
+    def log_weight(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:
+        """log of the weight of one tree for each sentence, [batch], without the constant; differentiable."""
         weight = self._log_z(only(trees, self.symbol, self.leaf))
         if isinstance(self.form, CPForm) and any(isinstance(tree, Derivation) for tree in trees):
             # These are one term at each node, and not all of them.
@@ -195,7 +200,14 @@ class TreeDistribution(Distribution):
                 for sentence, tree in enumerate(trees)
             ]
             weight = torch.stack(each)
-        return torch.where(weight > -torch.inf, weight - self._log_z(), -torch.inf)
+        return weight
+
+    def part(self, sentences: Tensor) -> "TreeDistribution":
+        """Some sentences, [numbers]."""
+        if isinstance(self.form, CFG):
+            raise InputError("a distribution with parameters for each sentence cannot be divided.")
+        lengths, constant = (x if x is None else x.index_select(0, sentences) for x in (self.lengths, self.constant))
+        return TreeDistribution(self.form, self.leaf.index_select(1, sentences), lengths, self.symbol, constant)
 
     def expand(self, *_: object, **__: object) -> "TreeDistribution":
         raise InputError("a distribution over trees cannot be expanded: give it the sentences of the larger batch.")
@@ -322,21 +334,15 @@ class SentCFG(TreeDistribution):
             if given.shape != expected:
                 raise InputError(f"{name} have the shape {tuple(given.shape)}: expected {expected}.")
         # Every tree of n words has n - 1 binary rules, so a factor of all rules is a factor of all trees.
-        word, rule, root = _largest(terms, -1), _largest(rules.flatten(-3), -1), _largest(roots, -1)
-        sizes = torch.as_tensor([length] * batch if lengths is None else lengths, device=terms.device)
-        within = torch.arange(length, device=terms.device) < sizes.unsqueeze(1)
-        constant = (word.squeeze(-1) * within).sum(1) + (sizes - 1) * rule.squeeze(-1) + root.squeeze(-1)
-        parts = [terms - word, rules - rule.unsqueeze(-1).unsqueeze(-1), roots - root]
-        least = min(float(part.detach().masked_fill(part == -torch.inf, 0).min()) for part in parts)
-        if least < -WIDEST:
-            raise InputError(f"log-potentials differ by {-least:.0f}: expected {WIDEST} at the most, or -inf.")
-        if least < -WIDEST_FLOAT32:
-            parts = [part.to(torch.float64) for part in parts]
-        leaf, weights, tops = (part.exp() for part in parts)
+        rule, root = _largest(rules.flatten(-3), -1), _largest(roots, -1)
+        others = rules - rule.unsqueeze(-1).unsqueeze(-1), roots - root
+        (leaf, weights, tops), constant = exponentials(terms, *others, lengths=lengths)
+        sizes = torch.as_tensor(length if lengths is None else lengths, device=terms.device)
+        constant = constant + (sizes - 1) * rule.squeeze(-1) + root.squeeze(-1)
         tops = torch.nn.functional.pad(tops, (0, outer))
         shared = rules.dim() == 3 and roots.dim() == 1
         form = dense_form(tops, weights) if shared else CFG(tops, (Rules.from_tensor(weights),))
-        super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant.to(torch.float64))
+        super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant)
 
 
 def _as_derivations(trees: Sequence[Sequence[Node] | None]) -> list[Derivation]:
@@ -361,6 +367,25 @@ def _expect_number(what: str, number: object) -> int:
     if type(number) is not int or number < 1:
         raise InputError(f"{what} of {show(number)}: expected 1, 2, ...")
     return number
+
+
+def exponentials(words: Tensor, *others: Tensor, lengths: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+    """exp of log-potentials, each word divided by its largest, and the log of these factors for each sentence, [batch].
+
+    `words` are [batch, length, states]; the others are 0 at the most. What float32 could not hold is in float64.
+    """
+    largest = _largest(words, -1)
+    within = largest.squeeze(-1).double()
+    if lengths is not None:
+        place = torch.arange(words.shape[1], device=words.device)
+        within = within * (place < torch.as_tensor(lengths, device=words.device).unsqueeze(1))
+    parts = [words - largest, *others]
+    least = min(float(part.detach().masked_fill(part == -torch.inf, 0).min()) for part in parts)
+    if least < -WIDEST:
+        raise InputError(f"log-potentials differ by {-least:.0f}: expected {WIDEST} at the most, or -inf.")
+    if least < -WIDEST_FLOAT32:
+        parts = [part.to(torch.float64) for part in parts]
+    return [part.exp() for part in parts], within.sum(1)
 
 
 def _largest(x: Tensor, dimension: int) -> Tensor:

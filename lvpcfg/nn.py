@@ -1,7 +1,7 @@
 """Grammars as modules: their parameters are `nn.Parameter`s, their trees a distribution with gradients to them.
 
     layer = lvpcfg.nn.GrammarLayer.from_model(model)
-    loss = -layer.log_prob(trees, sentences).sum()
+    loss = -layer.log_prob(trees).sum()                  # log p(tree | sentence)
 
 Parameters are kept in one of three ways (`parametrisation`):
 
@@ -9,24 +9,39 @@ Parameters are kept in one of three ways (`parametrisation`):
     log-weights  each is exp of its parameter: any non-negative grammar
     values       each is its parameter: signed grammars too
 
-In the first two, what is zero in the model has the parameter -inf: it stays zero. Which rules there are, and how charts
-compute with them, is found out once.
+In the first two, what is zero in the model has the parameter -inf: it stays zero, and its gradient is 0. Which rules
+there are, and how charts and forests compute with them, is found out once. The numerator of a likelihood, the weight of
+observed trees, and its denominator, the sum over all trees, are functions of the same tensors.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from nltk.tree import Tree
 from torch import Tensor, nn
 
+from lvpcfg.chart.derivations import Skeletal
 from lvpcfg.chart.fast.build import form, with_parameters
-from lvpcfg.distributions import TreeDistribution, encoded, skeletal
+from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
+from lvpcfg.chart.forest.prune import FineRules
+from lvpcfg.distributions import TreeDistribution, encoded, exponentials, skeletal
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.trees.normalise import normalise_all
 
 LOGITS, LOG_WEIGHTS, VALUES = PARAMETRISATIONS = ("logits", "log-weights", "values")
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Treebank trees as a layer computes their weights; see `GrammarLayer.observe`."""
+
+    words: list[list[str]]
+    trees: list[Skeletal]
+    forest: ObservedTrees | None
 
 
 class GrammarLayer(nn.Module):
@@ -49,10 +64,12 @@ class GrammarLayer(nn.Module):
 
         self.root = parameter(grammar.root)
         self.unary = parameter(grammar.unary)
-        self.binary = nn.ParameterDict({name: parameter(tensor) for name, tensor in grammar.binary.tensors.items()})
+        self._binary = [f"binary_{name}" for name in grammar.binary.tensors]
+        for name, tensor in zip(self._binary, grammar.binary.tensors.values(), strict=True):
+            self.register_parameter(name, parameter(tensor))
         self.words = parameter(grammar.lexical.value)
         self.unknown_words = parameter(grammar.lexical.backoff)
-        self._place(grammar)
+        self._structure = _Structure(grammar)
 
     @classmethod
     def from_model(cls, model: Model, parametrisation: str = LOGITS) -> "GrammarLayer":
@@ -60,16 +77,17 @@ class GrammarLayer(nn.Module):
 
     def grammar(self) -> Grammar:
         """With the parameters as they are; differentiable by them."""
-        old = self._structure
-        root, unary, words, unknown, *binary = (
-            tensor if self.parametrisation == VALUES else tensor.exp()
-            for tensor in (self.root, self.unary, self.words, self.unknown_words, *self.binary.values())
+        old = self._structure.grammar
+        binary = [getattr(self, name) for name in self._binary]
+        root, unary, words, unknown, *tensors = (
+            parameter if self.parametrisation == VALUES else parameter.exp()
+            for parameter in (self.root, self.unary, self.words, self.unknown_words, *binary)
         )
         grammar = replace(
             old,
             root=root,
             unary=unary,
-            binary=old.binary.with_tensors(dict(zip(self.binary.keys(), binary, strict=True))),
+            binary=old.binary.with_tensors(dict(zip(old.binary.tensors, tensors, strict=True))),
             lexical=replace(old.lexical, value=words, backoff=unknown),
         )
         return _normalised(grammar) if self.parametrisation == LOGITS else grammar
@@ -85,9 +103,74 @@ class GrammarLayer(nn.Module):
         `word_scores`, [batch, length, states], stand in place of the lexicon: logarithms, or with `values` as the
         parametrisation ordinary numbers. `lengths`, [batch], says which sentences are shorter than the longest.
         """
+        return self._trees(self.grammar(), sentences, word_scores, lengths)
+
+    def observe(self, trees: Sequence[Tree]) -> Observed:
+        """Treebank trees made ready, for any number of calls of `log_weight` and `log_prob`.
+
+        They stay on the device where the layer is now.
+        """
+        normal = normalise_all(trees)
+        if not normal or len(normal) < len(trees):
+            raise InputError("a grammar layer observes trees of a word or more.")
+        skeletons = [skeletal(self.model, tree) for tree in normal]
+        forest = ObservedTrees.of(skeletons, self._structure.forest_rules, self._structure.rule_numbers)
+        return Observed([tree.leaves() for tree in normal], skeletons, forest)
+
+    def log_weight(
+        self,
+        trees: Sequence[Tree] | Observed,
+        sentences: Sequence[Sequence[str]] | None = None,
+        word_scores: Tensor | None = None,
+    ) -> Tensor:
+        """log of the weight of treebank trees, the sum over their states, [batch]; in time linear in their size.
+
+        Their words are their own, those of `sentences`, or worth `word_scores`, as in `forward`. For a normalised
+        grammar it is log p(tree, sentence).
+        """
+        grammar, observed = self.grammar(), self._observed(trees)
+        return self._log_weight(observed, grammar, self._trees_over(observed, grammar, sentences, word_scores))
+
+    def log_prob(
+        self,
+        trees: Sequence[Tree] | Observed,
+        sentences: Sequence[Sequence[str]] | None = None,
+        word_scores: Tensor | None = None,
+    ) -> Tensor:
+        """log p(tree | sentence) of treebank trees, [batch]; -inf for what the grammar does not make."""
+        grammar, observed = self.grammar(), self._observed(trees)
+        distribution = self._trees_over(observed, grammar, sentences, word_scores)
+        weight = self._log_weight(observed, grammar, distribution)
+        return torch.where(weight > -torch.inf, weight - distribution.partition, -torch.inf)
+
+    def to_model(self) -> Model:
+        """The model with the parameters as they are now; its coarse grammar stays what it was."""
         grammar = self.grammar()
+
+        def copied(tensor: Tensor) -> Tensor:
+            return tensor.detach().clone()
+
+        lexical = replace(grammar.lexical, value=copied(grammar.lexical.value), backoff=copied(grammar.lexical.backoff))
+        binary = {name: copied(tensor) for name, tensor in grammar.binary.tensors.items()}
+        grammar = replace(
+            grammar,
+            root=copied(grammar.root),
+            unary=copied(grammar.unary),
+            binary=grammar.binary.with_tensors(binary),
+            lexical=lexical,
+        )
+        return replace(self.model, grammar=grammar.to("cpu"))
+
+    def _trees(
+        self,
+        grammar: Grammar,
+        sentences: Sequence[Sequence[str]] | None,
+        word_scores: Tensor | None,
+        lengths: Tensor | None,
+    ) -> TreeDistribution:
         if (sentences is None) == (word_scores is None):
             raise InputError("a grammar layer takes sentences, or word_scores in place of them.")
+        rules, constant = with_parameters(self._structure.form, grammar), None
         if sentences is not None:
             entries, lengths = encoded(self.model.lexicon, sentences, self.root.device)
             leaf = grammar.lexical.lookup(entries)
@@ -98,38 +181,76 @@ class GrammarLayer(nn.Module):
                 raise InputError(
                     f"word_scores have the shape {tuple(word_scores.shape)}: expected [batch, length, {states}]."
                 )
-            leaf = word_scores if self.parametrisation == VALUES else word_scores.exp()
-        rules = with_parameters(self._rules, grammar)
-        return TreeDistribution(rules, leaf.transpose(0, 1), lengths, self._symbol_of_state)
+            leaf = word_scores
+            if self.parametrisation != VALUES:
+                (leaf,), constant = exponentials(word_scores, lengths=lengths)
+        leaf = leaf.transpose(0, 1)
+        dtype = torch.promote_types(leaf.dtype, rules.root.dtype)
+        return TreeDistribution(rules.to(dtype), leaf.to(dtype), lengths, self._structure.symbol_of_state, constant)
 
-    def log_prob(self, trees: Sequence[Tree], sentences: Sequence[Sequence[str]] | None = None) -> Tensor:
-        """log p(tree | sentence) of treebank trees, [batch]; without sentences, of the words in the trees."""
-        sentences = [tree.leaves() for tree in trees] if sentences is None else sentences
-        return self(sentences).log_prob([skeletal(self.model, tree) for tree in trees])
+    def _observed(self, trees: Sequence[Tree] | Observed) -> Observed:
+        return trees if isinstance(trees, Observed) else self.observe(trees)
 
-    def to_model(self) -> Model:
-        """The model with the parameters as they are now; its coarse grammar stays what it was."""
-        grammar = self.grammar()
-        lexical = replace(
-            grammar.lexical, value=grammar.lexical.value.detach(), backoff=grammar.lexical.backoff.detach()
-        )
-        binary = grammar.binary.with_tensors({name: value.detach() for name, value in grammar.binary.tensors.items()})
-        detached = replace(
-            grammar, root=grammar.root.detach(), unary=grammar.unary.detach(), binary=binary, lexical=lexical
-        )
-        return replace(self.model, grammar=detached.to("cpu"))
+    def _trees_over(
+        self,
+        observed: Observed,
+        grammar: Grammar,
+        sentences: Sequence[Sequence[str]] | None,
+        word_scores: Tensor | None,
+    ) -> TreeDistribution:
+        """All trees over the words of those observed."""
+        sizes, lengths = [len(words) for words in observed.words], None
+        if word_scores is None:
+            sentences = observed.words if sentences is None else sentences
+            given = [len(words) for words in sentences]
+            if given != sizes:
+                raise InputError(f"the trees have {show(sizes)} words and the sentences {show(given)}.")
+        elif word_scores.dim() != 3 or len(word_scores) != len(sizes) or word_scores.shape[1] < max(sizes):
+            expected = f"[{len(sizes)}, {max(sizes)}, states]"
+            raise InputError(f"word_scores have the shape {tuple(word_scores.shape)}: expected {expected}.")
+        else:
+            lengths = torch.tensor(sizes, device=word_scores.device)
+        return self._trees(grammar, sentences, word_scores, lengths)
 
-    def _place(self, grammar: Grammar) -> None:
-        """Finds out what depends on the rules alone."""
-        self._structure, self._symbol_of_state = grammar, grammar.symbol_of_state.tolist()
-        self._rules = form(grammar)
+    def _log_weight(self, observed: Observed, grammar: Grammar, distribution: TreeDistribution) -> Tensor:
+        weight = torch.full(distribution.batch_shape, -torch.inf, dtype=torch.float64, device=self.root.device)
+        if observed.forest is not None:
+            rules = self._structure.forest_rules.with_parameters(grammar)
+            found = observed.forest.log_weights(rules, distribution.leaf)
+            weight = weight.index_copy(0, observed.forest.sentences, found)
+        # Left are trees by rules that are not listed, to which one CP form may give weight; and what leaves the range
+        # of numbers, or is below zero: charts have ways for them.
+        failed = (~weight.isfinite()).nonzero().squeeze(1)
+        if len(failed):
+            part = distribution.part(failed)
+            weight = weight.index_copy(0, failed, part.log_weight([observed.trees[i] for i in failed.tolist()]))
+        return weight if distribution.constant is None else weight + distribution.constant
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Moves the structure along with the parameters."""
         super()._apply(fn, recurse)
-        if self.root.device != self._structure.root.device or self.root.dtype != self._structure.root.dtype:
-            self._place(self._structure.to(self.root.device, self.root.dtype))
+        known = self._structure.grammar.root
+        if self.root.device != known.device or self.root.dtype != known.dtype:
+            self._structure = _Structure(self._structure.grammar.to(self.root.device, self.root.dtype))
         return self
+
+
+class _Structure:
+    """What depends on the rules of a grammar alone, whatever its numbers."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar, self.symbol_of_state = grammar, grammar.symbol_of_state.tolist()
+        for name in grammar.binary.structure:  # found out now, and kept by `with_tensors`
+            getattr(grammar.binary, name)
+        self.form = form(grammar)
+
+    @cached_property
+    def forest_rules(self) -> FineRules:
+        return FineRules(self.grammar)
+
+    @cached_property
+    def rule_numbers(self) -> RuleNumbers:
+        return RuleNumbers(self.forest_rules)
 
 
 def _normalised(grammar: Grammar) -> Grammar:

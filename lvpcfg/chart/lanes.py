@@ -78,7 +78,7 @@ class Map:
             return x.index_select(-1, self.lanes)
         assert self.values is not None
         values = self.values if self.values.dim() == (4 if self.entries is None else 3) else self.values.unsqueeze(1)
-        each = x.shape[1] * values.shape[2:].numel()
+        each = semiring.size() ** 2 * x.shape[1] * values.shape[2:].numel()
         return in_parts(lambda *part: self._apply(semiring, x.narrow(-2, *part), values), x.shape[-2], each)
 
     def _apply(self, semiring: Semiring, x: Tensor, values: Tensor) -> Tensor:

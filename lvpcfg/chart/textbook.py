@@ -128,7 +128,7 @@ def combine(
 
     _, batch, spans, size = right[1].shape
     size = size if lanes[1] is None else len(lanes[1])
-    return in_parts(sums, spans - width + 1, batch * size * len(splits))
+    return in_parts(sums, spans - width + 1, semiring.size() ** 2 * batch * size * len(splits))
 
 
 def _picked(cells: Tensor, lanes: Tensor | None) -> Tensor:

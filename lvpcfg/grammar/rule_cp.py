@@ -33,7 +33,7 @@ class RuleCP(BinaryRules):
 
     name: ClassVar[str] = "rule_cp"
     parameters: ClassVar[tuple[str, ...]] = ("values", "u", "v", "w")
-    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "is_cp", "places", "parent_states")
+    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "is_cp", "exact_rules", "places", "parent_states")
 
     @property
     def factors(self) -> Factors:
@@ -50,9 +50,17 @@ class RuleCP(BinaryRules):
         return none.index_fill(0, self.cp_rules, True)
 
     @cached_property
+    def exact_rules(self) -> RuleTensors:
+        """The rules that are tensors, whatever their numbers."""
+        exact = RuleTensors(self.state_counts, self.interminals, self.rules[~self.is_cp], self.values.detach())
+        for name in exact.structure:  # found out now, and kept by `with_tensors`
+            getattr(exact, name)
+        return exact
+
+    @property
     def exact(self) -> RuleTensors:
         """The rules that are tensors."""
-        return RuleTensors(self.state_counts, self.interminals, self.rules[~self.is_cp], self.values)
+        return self.exact_rules.with_tensors({"values": self.values})
 
     @cached_property
     def places(self) -> tuple[int, Tensor, list[tuple[Tensor, list[int], Tensor]]]:
@@ -94,6 +102,10 @@ class RuleCP(BinaryRules):
             self.u.shape[2], device=self.rules.device
         )
         return state.clamp_max(self.interminal_states - 1)
+
+    def row_sums(self) -> Tensor:
+        sums = (self.u * (self.v.sum(2) * self.w.sum(2)).unsqueeze(2)).sum(1)  # [some, widest]
+        return self.exact.row_sums().index_add(0, self.parent_states.flatten(), sums.flatten())
 
     def scaled(self, factor: Tensor) -> "RuleCP":
         return self.with_tensors(

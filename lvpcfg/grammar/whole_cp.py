@@ -1,6 +1,7 @@
 """All binary rules as one CP form over all states (Cohen, Satta & Collins 2013)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -10,7 +11,16 @@ from lvpcfg.errors import InputError
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
-from lvpcfg.grammar.rules import BinaryRules, ForestRules, Reader, end_to_end, representation, similar
+from lvpcfg.grammar.rules import (
+    BinaryRules,
+    ForestRules,
+    Reader,
+    end_to_end,
+    representation,
+    similar,
+    starts_of,
+    within_padding,
+)
 
 MOST = 1 << 28  # numbers that rules are written out to
 
@@ -29,6 +39,7 @@ class WholeCP(BinaryRules):
 
     name: ClassVar[str] = "whole_cp"
     parameters: ClassVar[tuple[str, ...]] = ("u", "v", "w")
+    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "forest_places")
     prunable: ClassVar[bool] = False
 
     @classmethod
@@ -48,14 +59,34 @@ class WholeCP(BinaryRules):
 
     def for_forests(self) -> ForestRules:
         """Each rule in CP form by its states alone; as a tensor, where those are smaller."""
-        sizes = self.states[self.rules]
-        if int(sizes.prod(1).sum()) <= self.factors.rank * int(sizes.sum()):
-            return super().for_forests()
+        if self.forest_places is not None:
+            total, groups = self.forest_places
+            values = self.u.new_zeros(total + 1)  # the last takes the padding
+            for some, shape, place in groups:
+                tensors = Factors(*self._blocks(self.rules.index_select(0, some), shape)).tensor()
+                values = values.index_copy_(0, place.flatten(), tensors.flatten())
+            return ForestRules(values[:-1])
         widest = max(self.state_counts)
         u, v, w = self._blocks(self.rules, (widest, widest, widest))
         every = torch.arange(len(self.rules), device=self.rules.device)
         none = self.u.new_zeros(0)
         return ForestRules(none, RuleCP(self.state_counts, self.interminals, self.rules, none, every, u, v, w))
+
+    @cached_property
+    def forest_places(self) -> tuple[int, list[tuple[Tensor, list[int], Tensor]]] | None:
+        """How the rules are written out, all T end to end; None, where that takes more numbers than CP forms.
+
+        The number of numbers, and for groups of similar rules: which they are, the shape they are padded to, and where
+        their numbers go, [some, x, y, z].
+        """
+        sizes = self.states[self.rules]
+        starts = starts_of(sizes.prod(1))
+        total = int(starts[-1])
+        if total > self.factors.rank * int(sizes.sum()):
+            return None
+        return total, [
+            (some, shape, within_padding(starts[some], sizes[some], shape, total)) for some, shape in similar(sizes)
+        ]
 
     def of_rules(self, rules: Tensor) -> RuleTensors:
         """Some rules [rules, 3] as tensors."""

@@ -10,6 +10,7 @@ one to the other is one rule of the forest, C^{a,b} [m_a, m_b]: a block of the c
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,8 +37,6 @@ class FineRules:
     """The rules of a grammar as forests number them: binary rules, steps from bottom to top, root rules."""
 
     def __init__(self, grammar: Grammar) -> None:
-        binary = grammar.binary.for_forests()
-        self.grammar, self.cp = grammar, binary.cp
         states, symbols, self.inner = grammar.states, len(grammar.symbols), len(grammar.symbols.interminals)
         self.widest_tag = max(grammar.binary.state_counts[self.inner :])
         device = states.device
@@ -47,14 +46,12 @@ class FineRules:
         for _ in range(symbols.bit_length()):
             reach = (reach @ reach).clamp_max(1)
         self.steps = reach.nonzero()  # [steps, 2]: above, below
-        closure = self._closure()  # [top states, bottom states]
         above, below = self.steps.unbind(1)
         volume = states[above] * states[below]
         step = torch.repeat_interleave(volume)
         within = torch.arange(len(step), device=device) - starts_of(volume)[step]
-        row = self.first[above[step]] + within // states[below[step]]
-        column = self.first[below[step]] + within % states[below[step]]
-        self.values = torch.cat([binary.values, closure[row, column], grammar.root])
+        self.above = self.first[above[step]] + within // states[below[step]]  # of each number of the steps
+        self.below = self.first[below[step]] + within % states[below[step]]
         ones = torch.ones_like(states)
         self.sizes = torch.cat(
             [
@@ -63,6 +60,19 @@ class FineRules:
                 torch.stack([ones, states, ones], 1),
             ]
         )
+        self._compute(grammar)
+
+    def with_parameters(self, grammar: Grammar) -> "FineRules":
+        """The same rules with the parameters of `grammar`, differentiable by them."""
+        rules = copy(self)
+        rules._compute(grammar)
+        return rules
+
+    def _compute(self, grammar: Grammar) -> None:
+        binary = grammar.binary.for_forests()
+        self.grammar, self.cp = grammar, binary.cp
+        closure = self._closure()  # [top states, bottom states]
+        self.values = torch.cat([binary.values, closure[self.above, self.below], grammar.root])
 
     def leaf(self, words: Tensor, word: Tensor, symbol: Tensor) -> Tensor:
         """[words, tag states] -> [leaves, states]: the states of the symbol of each leaf, for its word."""

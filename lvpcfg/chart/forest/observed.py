@@ -1,0 +1,116 @@
+"""Observed skeletal trees as a forest, their rules numbered as those of pruned charts are (`FineRules`).
+
+Every span has a bottom node, which a binary rule or a word made, and a top node above any number of unary rules. Inside
+scores of the forest are the weights of the trees, in time linear in their size:
+
+    w(tree) = pi C T C T ... C Q,     C the step from the top to the bottom symbol of a span
+
+so that the numerator of a likelihood is a function of the same tensors as its denominator, the chart.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lvpcfg.chart.derivations import Node, Skeletal
+from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
+from lvpcfg.chart.forest.prune import FineRules
+
+
+class RuleNumbers:
+    """The numbers that forests of a grammar give its rules: (a, b, c), steps (above, below), and root symbols."""
+
+    def __init__(self, rules: FineRules) -> None:
+        every = [*rules.grammar.binary_rules.tolist(), *rules.steps.tolist()]
+        self.number = {tuple(rule): number for number, rule in enumerate(every)}
+        self.first_root = len(every)
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedTrees:
+    """Trees that the rules of a grammar make, in one forest, and how to compute it."""
+
+    sentences: Tensor  # [trees of the forest]: which of all trees they are; others use rules that the grammar lacks
+    plan: Plan
+    sentence: Tensor  # [leaves]
+    position: Tensor  # [leaves]
+    symbol: Tensor  # [leaves]
+
+    @staticmethod
+    def of(trees: Sequence[Skeletal], rules: FineRules, numbers: RuleNumbers) -> "ObservedTrees | None":
+        """None, if the grammar makes none of the trees."""
+        found = _Forest(numbers)
+        sentences = [number for number, tree in enumerate(trees) if found.add(number, tree.nodes)]
+        if not sentences:
+            return None
+        device = rules.sizes.device
+        forest, sentence, position, symbol = found.finished(device)
+        return ObservedTrees(
+            torch.tensor(sentences, device=device), Plan(forest, rules.sizes, rules.cp), sentence, position, symbol
+        )
+
+    def log_weights(self, rules: FineRules, words: Tensor) -> Tensor:
+        """log of the weight of each tree of the forest, float64; differentiable by the rules and the words.
+
+        `words`, [length, batch, tag states], is what the words of all sentences are worth.
+        """
+        plan = copy(self.plan)
+        plan.cp = rules.cp  # the same rules with the numbers of now
+        word = self.position * words.shape[1] + self.sentence
+        leaf = rules.leaf(words.flatten(0, 1), word, self.symbol)
+        leaf = torch.nn.functional.pad(leaf, (0, plan.widest - leaf.shape[1]))
+        return log_likelihood(plan, rules.values, leaf)
+
+
+class _Forest:
+    """The columns of a `Forest`, as they grow tree by tree."""
+
+    def __init__(self, numbers: RuleNumbers) -> None:
+        self.numbers = numbers
+        self.nodes, self.longest = 0, 0
+        self.edges: list[tuple[int, int, int, int, int]] = []  # level, rule, parent, left, right (-1 for none)
+        self.leaves: list[tuple[int, int, int, int]] = []  # node, sentence, position, symbol
+        self.roots: list[tuple[int, int]] = []  # node, symbol
+
+    def add(self, sentence: int, nodes: Sequence[Node]) -> bool:
+        """Whether the tree has rules of the grammar alone; else it is left out."""
+        number, at = self.numbers.number, {(node.start, node.width): place for place, node in enumerate(nodes)}
+        edges, leaves = [], []
+        for place, node in enumerate(nodes):  # its bottom and its top node are numbers 2 place and 2 place + 1
+            bottom, top = self.nodes + 2 * place, self.nodes + 2 * place + 1
+            edges.append((2 * node.width + 1, number.get((node.top, node.bottom)), top, bottom, -1))
+            if not node.split:
+                leaves.append((bottom, sentence, node.start, node.bottom))
+                continue
+            left, right = at[node.start, node.split], at[node.start + node.split, node.width - node.split]
+            rule = number.get((node.bottom, nodes[left].top, nodes[right].top))
+            edges.append((2 * node.width, rule, bottom, self.nodes + 2 * left + 1, self.nodes + 2 * right + 1))
+        known = [(level, rule, up, left, right) for level, rule, up, left, right in edges if rule is not None]
+        if not nodes or len(known) < len(edges):
+            return False
+        self.edges += known
+        self.leaves += leaves
+        self.roots.append((self.nodes + 1, nodes[0].top))
+        self.nodes += 2 * len(nodes)
+        self.longest = max(self.longest, nodes[0].width)
+        return True
+
+    def finished(self, device: torch.device) -> tuple[Forest, Tensor, Tensor, Tensor]:
+        """The forest; sentence, position and symbol of its leaves."""
+        total, one = self.nodes + len(self.roots), self.nodes + len(self.roots) + 1
+        last = 2 * self.longest + 2
+        tops = range(self.nodes, total)
+        edges = [
+            (level, rule, parent, left, one if right < 0 else right) for level, rule, parent, left, right in self.edges
+        ]
+        edges += [
+            (last, self.numbers.first_root + symbol, top, root, one)
+            for top, (root, symbol) in zip(tops, self.roots, strict=True)
+        ]
+        level, rule, parent, left, right = torch.tensor(edges, device=device).T.contiguous()
+        leaves, sentence, position, symbol = torch.tensor(self.leaves, device=device).T.contiguous()
+        forest = Forest(total, level, rule, parent, left, right, leaves, torch.tensor(tops, device=device))
+        return forest, sentence, position, symbol
