@@ -8,7 +8,7 @@ import torch
 from enumeration import Dense, derivations, total
 from torch import Tensor
 
-from lvpcfg.chart.decode.exhaustive import Exhaustive
+from lvpcfg.chart.decode.exhaustive import Exhaustive, SymbolChart
 from lvpcfg.chart.derivations import Node
 from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
 from lvpcfg.chart.fast.inside import Chart, FastForm
@@ -246,7 +246,8 @@ def decoded(case: Case, leaf: torch.Tensor, decoder: str) -> list[list[Node] | N
 def worths(case: Case, leaf: torch.Tensor, decoder: str) -> torch.Tensor:
     """What the best tree of each sentence is worth."""
     chart = Chart(case.form, leaf)
-    outside = Outside(chart, torch.ones_like(chart.log_z))
     exhaustive = Exhaustive(case.grammar, case.form, decoder)
-    forest, nodes, posteriors = exhaustive.edges.of(chart, outside, 0.0)
-    return exhaustive.decoder.best(forest, nodes, [posteriors])[1]
+    chart = chart if exhaustive.form is case.form else chart.seen_through(exhaustive.form)
+    return SymbolChart(
+        exhaustive, chart, Outside(Chart(case.form, leaf), torch.ones_like(chart.log_z)), decoder
+    ).root_worth

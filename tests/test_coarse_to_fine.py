@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from strategies import random_model
 from lvpcfg import Binarisation, InputError, Parser, compress, corpus, train
 from lvpcfg.chart.decode import coarse_to_fine
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine
-from lvpcfg.chart.decode.decode import best_edges
+from lvpcfg.chart.decode.decode import best_trees
 from lvpcfg.chart.decode.viterbi import best_derivations
+from lvpcfg.chart.derivations import Skeletal, Skeleton
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.chart.forest import layout, plan
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
+from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
 from lvpcfg.decompose.coarse import covered, with_coarse
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
@@ -41,7 +44,20 @@ class Projecting(CoarseToFine):
         self.fold = coarsest.words
 
     def parse(self, words, lengths, threshold, probabilities):
-        return super().parse(words, words[0] @ self.fold, lengths, threshold, probabilities)
+        skeletons, log_z = super().parse(words, words[0] @ self.fold, lengths, threshold)
+        log_prob = torch.full_like(log_z, -math.inf)
+        trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
+        observed = ObservedTrees.of(trees, self.rules[0], RuleNumbers(self.rules[0]))
+        if probabilities and observed is not None:
+            padded = torch.nn.utils.rnn.pad_sequence(words[0].split(lengths.tolist()))
+            log_prob[observed.sentences] = observed.log_weights(self.rules[0], padded)
+        return [Found(*one) for one in zip(skeletons, log_z.tolist(), log_prob.tolist(), strict=True)]
+
+
+class Found(NamedTuple):
+    skeleton: Skeleton | None
+    log_z: float
+    log_prob: float
 
 
 def coarse_to_fine_of(grammars, decoder):
@@ -441,5 +457,6 @@ def test_best_edges_leave_out_what_is_impossible():
     columns = torch.tensor([[1, 0, 2, 0, 1], [1, 0, 2, 1, 0]]).unbind(1)
     packed = Forest(3, *columns, leaves=torch.tensor([0, 1]), tops=torch.tensor([2]))
     edges = torch.tensor([-math.inf, -3.0])
-    assert best_edges(packed, edges, torch.zeros(2))[0].tolist()[2] == 1
-    assert best_edges(packed, edges - math.inf, torch.zeros(2))[0].tolist()[2] == -1
+    best = best_trees(packed, edges, torch.zeros(2))
+    assert (best.left[2], best.right[2], best.worth[2]) == (1, 0, -3)
+    assert best_trees(packed, edges - math.inf, torch.zeros(2)).worth[2] == -math.inf
