@@ -160,7 +160,7 @@ class _Problem:
         rows, error, damping = best.rows.clone(), best.error.clone(), DAMPING * best.error
         unknowns = self.rank * sum(self.sizes)
         at_once = max(1, (MEMORY >> 4) // (unknowns * unknowns * 8))
-        going = (error > 0).nonzero().squeeze(1)
+        going = self.all[error > 0]
         for begin in range(0, steps, FEW):
             still = []
             for places in going.split(at_once):
