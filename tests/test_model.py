@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nltk.tree import Tree
 from safetensors.torch import load_file, save_file
 from strategies import random_model
 
-from lvpcfg import Binarisation, InputError, Model, compress, corpus, train
+from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose.coarse import with_coarse
 from lvpcfg.files import write_bytes
 from lvpcfg.grammar import model as model_file
@@ -293,6 +294,11 @@ def test_missing_keys(folder, key):
         ({"binary_rules": [[0, 2, 1]]}, "'binary.values'"),
         ({"binary_rules": [[2, 0, 1]]}, "[2, 0, 1]"),
         ({"unary_rules": [[0, 1], [0, 1]]}, "twice"),
+        ({"preterminals": ["@N", "V"]}, "its preterminal '@N' begins with @"),
+        ({"interminals": ["S", "@"]}, "its interminal '@' is no symbol that binarisation makes"),
+        ({"interminals": ["S", "@@S"]}, "its interminal '@@S' is no symbol that binarisation makes"),
+        ({"interminals": ["S", "@S|"]}, "its interminal '@S|' is no symbol that binarisation makes"),
+        ({"interminals": ["@|S", "S"]}, "its interminal '@|S' is no symbol that binarisation makes"),
         ({"version": 0}, "no format 0"),
         ({"version": 10**400}, "newer lvpcfg"),
         (
@@ -312,6 +318,17 @@ def test_missing_keys(folder, key):
 def test_wrong_values(folder, change, expected):
     edit(folder, **change)
     assert len(refused(folder, expected)) < 600
+
+
+@pytest.mark.parametrize("name", ["@S", "@S|NP", "@NP^S|DT|NN", "@S+VP^X|V", "@%40|%7C", "@a@b", "@NP->_DT"])
+def test_symbols_that_binarisation_makes_are_accepted(folder, name):
+    edit(folder, interminals=["S", name])
+    model = Model.load(folder)
+    assert model.grammar.symbols.interminals == ("S", name)
+    for words in (["dog"], ["dog", "barks", "dog"]):
+        tree = Parser(model, device="cpu", dtype="float64").parse(words)
+        assert all(isinstance(child, Tree) for child in tree)
+        assert not any(subtree.label().startswith("@") for subtree in tree.subtrees())
 
 
 @pytest.mark.parametrize(

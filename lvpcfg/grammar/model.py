@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +28,7 @@ from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
-from lvpcfg.trees.binarisation import RIGHT, Binarisation
+from lvpcfg.trees.binarisation import INTERMEDIATE, RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
@@ -44,6 +45,8 @@ FORMER_TENSORS = {
     for name in ("cp_rules", "u", "v", "w")
 }
 PART = 1 << 22  # numbers looked at at once
+# What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
+INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,17 @@ class Model:
                 reader.tensors = _parse_tensors(data, reader)
                 return reader.model()
         reader.refuse(f"{TENSORS} is missing, truncated, or not the one {JSON} was written with")
+
+
+def problem_with_marks(symbols: Symbols) -> str | None:
+    """Why binarisation could not be undone on trees with these symbols, if so: those that begin with @ are dropped."""
+    for name in symbols.preterminals:
+        if name.startswith(INTERMEDIATE):
+            return f"its preterminal {show(name)} begins with {INTERMEDIATE}, which marks phrases made by binarisation"
+    for name in symbols.interminals:
+        if name.startswith(INTERMEDIATE) and not INTERMEDIATE_SYMBOL.fullmatch(name):
+            return f"its interminal {show(name)} is no symbol that binarisation makes: expected one such as '@S' or '@S|NP'"
+    return None
 
 
 def _tensors(model: Model) -> dict[str, Tensor]:
@@ -212,6 +226,9 @@ class _Reader:
 
     def model(self) -> Model:
         symbols = Symbols(self.names("interminals"), self.names("preterminals"))
+        problem = problem_with_marks(symbols)
+        if problem:
+            self.refuse(problem)
         states = self.integers("states")
         if len(states) != len(symbols) or not symbols.preterminals:
             self.refuse(f"it has {len(symbols)} symbols but {len(states)} numbers of states")
