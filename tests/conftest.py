@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-# Before tests import lvpcfg: shapes and types in the signatures of these packages are checked at every call.
-install_import_hook(["lvpcfg.grammar", "lvpcfg.decompose"], "beartype.beartype")
+# Shapes and types in the signatures of these packages are checked at every call; this stands before lvpcfg is imported.
+install_import_hook(["lvpcfg.grammar", "lvpcfg.decompose"], "shapes.check")
 
 torch.set_num_threads(1)  # many small charts: threads would only wait for each other
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, tr
 from lvpcfg.chart.fast.build import exact as form
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.decompose import bounds
-from lvpcfg.decompose.compress import KINDS, decompose
+from lvpcfg.decompose.compress import CHILD_TYPE_NAMES, decompose
 from lvpcfg.decompose.dense import difference, divergence, rule_tensor
 from lvpcfg.decompose.options import METHODS, ALSOptions, APROptions, GradientOptions, Options, SVDOptions
 from lvpcfg.grammar.expectations import rewrites
@@ -81,7 +81,7 @@ def test_rules_in_kruskal_form(tmp_path, request, source):
     binary = small.grammar.binary
     assert result["approximated"] == len(binary.cp_rules) > 10
     assert result["rules"] == len(model.grammar.binary_rules)
-    assert sum(result[f"{kind.replace(' ', '_')}_rules"] for kind in KINDS) == result["rules"]
+    assert sum(result[f"{kind.replace(' ', '_')}_rules"] for kind in CHILD_TYPE_NAMES) == result["rules"]
     # The errors of the rules, and those of the written-out grammar.
     errors = [
         float((model.grammar.binary.tensor(rule) - small.grammar.written_out().binary.tensor(rule)).norm())
@@ -105,7 +105,9 @@ def test_rules_in_kruskal_form(tmp_path, request, source):
         assert "Marginals of sentences of no size are sure to be within 0.01: vacuous." in printed
     assert small.provenance["compressed"] == asdict(options) | {"seed": 0}
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert {f"log10_gamma/{kind.replace(' ', '_')}" for kind in (*KINDS, "all")} == set(log.Tags()["histograms"])
+    assert {f"log10_gamma/{kind.replace(' ', '_')}" for kind in (*CHILD_TYPE_NAMES, "all")} == set(
+        log.Tags()["histograms"]
+    )
     assert (tmp_path / "gamma.png").read_bytes().startswith(b"\x89PNG")
     tree = Parser(small, device="cpu").parse(words(corpus("dev")[0]))
     assert words(tree) == words(corpus("dev")[0])
