@@ -33,19 +33,19 @@ OF_ONE_FORM: dict[str, dict[str, Any]] = {
     COVER: {"marker": "s", "linestyle": ""},
     SVD: {"marker": "^", "linestyle": ""},
 }
-EXACTLY = 1e-9  # a divergence below it is rounding
-ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
+EXACTLY = 1e-9  # divergences below it are rounding
+ROUNDING = 1e-16  # smaller errors are drawn here, since the axis is logarithmic
 
 
 def _figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
-    from matplotlib.figure import Figure  # half a second that whoever draws nothing need not wait
+    from matplotlib.figure import Figure  # takes half a second, so it is imported when something is drawn
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
-    """Trees one above the other, by title; what the tree titled `gold` does not have is red in the others."""
+    """Trees one above the other, with their titles; brackets that the tree titled `gold` does not have are red."""
     places = {title: _layout(tree) for title, tree in trees.items()}
     width = max(place.end for some in places.values() for place in some)
     height = max(place.y for some in places.values() for place in some)
