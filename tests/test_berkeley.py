@@ -256,6 +256,14 @@ def test_a_grammar_has_a_root(prefix):
         read_berkeley(prefix)
 
 
+def test_tags_do_not_begin_with_the_mark_of_binarisation(prefix):
+    """A symbol that no rule rewrites is a tag."""
+    with open(f"{prefix}.numstates", "a") as stream:
+        stream.write("@X 1\n")
+    with pytest.raises(InputError, match="its preterminal '@X' begins with @"):
+        read_berkeley(prefix)
+
+
 def test_an_entry_that_stands_twice_is_the_last_and_said(prefix, caplog):
     with open(f"{prefix}.unary", "a") as stream:
         stream.write("VP_0 V_0 0.25\n")

@@ -1,4 +1,4 @@
-"""Decompositions whose terms serve rules of one kind each."""
+"""CP forms of all rules whose terms are for children of one type each."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from lvpcfg.grammar.expectations import expected_states, spectral_radius
 from lvpcfg.grammar.whole_cp import WholeCP
 
 
-def test_the_kinds_are_the_tensor():
+def test_the_parts_by_child_types_add_up_to_the_tensor():
     tensor = rule_tensor(tight_grammar())
     parts = parts_by_child_types(tensor)
     assert len(parts) == 4
@@ -28,7 +28,7 @@ def test_the_kinds_are_the_tensor():
     assert [part._nnz() for part in parts_by_child_types(words.to_sparse())] == [0, 0, 0, 2]
 
 
-def test_a_cover_by_kind_parses_as_the_rules_do():
+def test_a_cover_by_child_types_parses_as_the_rules_do():
     grammar = tight_grammar()
     factors = cover_by_child_types(rule_tensor(grammar))
     form = cp_form(grammar.root, factors.u, factors.v, factors.w, grammar, sort_terms=True)
@@ -42,7 +42,7 @@ def test_a_cover_by_kind_parses_as_the_rules_do():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 4), st.floats(0, 1), st.integers(0, 1000))
-def test_a_cover_by_kind_is_exact(inner, outer, density, seed):
+def test_a_cover_by_child_types_is_exact(inner, outer, density, seed):
     """Also with values of 1, which the factors of a fibre have themselves; and with nothing."""
     generator = torch.Generator().manual_seed(seed)
     shape = (inner, inner + outer, inner + outer)
@@ -51,7 +51,7 @@ def test_a_cover_by_kind_is_exact(inner, outer, density, seed):
     assert torch.equal(cover_by_child_types(tensor.to_sparse()).tensor(), tensor)
 
 
-def test_counts_fitted_by_kind_keep_their_margins():
+def test_counts_fitted_by_child_types_keep_their_margins():
     grammar, seen = tight_grammar(), []
     counts = expected_counts(grammar)
     fit = apr_by_child_types(counts, 8, 2000, tolerance=1e-8, progress=lambda sweep, *_: seen.append(sweep))
@@ -69,7 +69,7 @@ def test_counts_fitted_by_kind_keep_their_margins():
     assert spectral_radius(replace(grammar, binary=WholeCP.from_factors(rules, grammar.binary))) < 1
 
 
-def test_too_few_terms_for_each_kind_are_fitted_together():
+def test_too_few_terms_for_each_child_type_are_fitted_together():
     counts = expected_counts(tight_grammar())
     assert torch.equal(apr_by_child_types(counts, 3, 5).factors.tensor(), apr(counts, 3, 5).factors.tensor())
 

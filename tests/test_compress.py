@@ -15,7 +15,7 @@ from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, tr
 from lvpcfg.chart.fast.build import tensor_form as form
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.decompose import bounds
-from lvpcfg.decompose.compress import KINDS, decompose
+from lvpcfg.decompose.compress import CHILD_TYPE_NAMES, decompose
 from lvpcfg.decompose.dense import difference, divergence, rule_tensor
 from lvpcfg.decompose.options import METHODS, ALSOptions, APROptions, GradientOptions, Options, SVDOptions
 from lvpcfg.grammar.expectations import rewrites
@@ -73,7 +73,7 @@ def test_wrong_options_get_one_sentence(arguments, expected):
 
 
 @pytest.mark.parametrize("source", ["latent", "without_unaries"])
-def test_rules_in_kruskal_form(tmp_path, request, source):
+def test_rules_in_cp_form(tmp_path, request, source):
     latent = request.getfixturevalue(source)
     options = ALSOptions(rank=2, threshold=1e-2)
     result, printed = run("compress", tmp_path, model=latent, decompose=options)
@@ -81,7 +81,7 @@ def test_rules_in_kruskal_form(tmp_path, request, source):
     binary = small.grammar.binary
     assert result["approximated"] == len(binary.cp_rules) > 10
     assert result["rules"] == len(model.grammar.binary_rules)
-    assert sum(result[f"{kind.replace(' ', '_')}_rules"] for kind in KINDS) == result["rules"]
+    assert sum(result[f"{name.replace(' ', '_')}_rules"] for name in CHILD_TYPE_NAMES) == result["rules"]
     # The errors of the rules, and those of the written-out grammar.
     errors = [
         float((model.grammar.binary.tensor(rule) - small.grammar.written_out().binary.tensor(rule)).norm())
@@ -105,7 +105,9 @@ def test_rules_in_kruskal_form(tmp_path, request, source):
         assert "Marginals of sentences of no size are sure to be within 0.01: vacuous." in printed
     assert small.provenance["compressed"] == asdict(options) | {"seed": 0}
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert {f"log10_gamma/{kind.replace(' ', '_')}" for kind in (*KINDS, "all")} == set(log.Tags()["histograms"])
+    assert {f"log10_gamma/{name.replace(' ', '_')}" for name in (*CHILD_TYPE_NAMES, "all")} == set(
+        log.Tags()["histograms"]
+    )
     assert (tmp_path / "gamma.png").read_bytes().startswith(b"\x89PNG")
     tree = Parser(small, device="cpu").parse(words(corpus("dev")[0]))
     assert words(tree) == words(corpus("dev")[0])
@@ -173,8 +175,8 @@ def test_a_whole_grammar_as_one_sum(tmp_path, pcfg, options):
     result, printed = run("compress", tmp_path, model=pcfg, decompose=options)
     grammar = Model.load(tmp_path / "model").grammar
     assert result["rank"] == grammar.binary.factors.rank
-    beside = difference(rule_tensor(Model.load(pcfg).grammar), grammar.binary.factors)
-    assert result["error"] == pytest.approx(float(beside.error.norm()), abs=1e-6)
+    against_source = difference(rule_tensor(Model.load(pcfg).grammar), grammar.binary.factors)
+    assert result["error"] == pytest.approx(float(against_source.error.norm()), abs=1e-6)
     assert "adds up to" in printed
     assert result["spectral_radius"] < 1.1
     if options.name == "cover":
@@ -257,15 +259,15 @@ def test_figures_of_whole_grammars_are_those_of_tensors_written_out():
     u, v, w = torch.randn(3, 4, states, dtype=torch.float64)
     factors = Factors(u[:, :inner], v, w)
     exact, found = tensor.to_dense(), factors.tensor()
-    beside = difference(tensor, factors)
-    for kind in range(4):
-        left, right = (slice(inner, None) if word else slice(inner) for word in (kind // 2, kind % 2))
+    against_source = difference(tensor, factors)
+    for types in range(4):
+        left, right = (slice(inner, None) if word else slice(inner) for word in (types // 2, types % 2))
         t, approximate = exact[:, left, right], found[:, left, right]
-        assert beside.norm[kind] == pytest.approx(float(t.norm()))
-        assert beside.error[kind] == pytest.approx(float((t - approximate).norm()))
-        assert beside.mass[kind] == pytest.approx(float(approximate.abs().sum()))
-        assert beside.negative[kind] == pytest.approx(-float(approximate.clamp_max(0).sum()))
-        assert beside.added[kind] == pytest.approx(float(approximate.abs()[t == 0].sum()))
+        assert against_source.norm[types] == pytest.approx(float(t.norm()))
+        assert against_source.error[types] == pytest.approx(float((t - approximate).norm()))
+        assert against_source.mass[types] == pytest.approx(float(approximate.abs().sum()))
+        assert against_source.negative[types] == pytest.approx(-float(approximate.clamp_max(0).sum()))
+        assert against_source.added[types] == pytest.approx(float(approximate.abs()[t == 0].sum()))
     assert divergence(grammar, factors) == math.inf
     changed = grammar.row_sums()
     changed[:inner] += found.sum((1, 2)) - exact.sum((1, 2))

@@ -1,4 +1,4 @@
-"""Kruskal factors as parameters."""
+"""CP factors as parameters."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_fits_what_can_be_fitted(values, loss, optimiser):
     assert float((model().tensor() - x).norm()) < (0.1 if optimiser == "adam" else 0.01) * float(x.norm())
 
 
-def test_the_factors_are_of_the_kind_asked_for():
+def test_the_factors_have_the_values_asked_for():
     assert bool((grammar("signed")().u < 0).any())
     assert all(bool((rows >= 0).all()) for rows in vars(grammar("nonnegative")()).values())
     normalised = CPGrammar(3, SHAPE, "normalised", dtype=torch.float64)

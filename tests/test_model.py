@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nltk.tree import Tree
 from safetensors.torch import load_file, save_file
 from strategies import random_model
 
-from lvpcfg import Binarisation, InputError, Model, compress, corpus, train
+from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose.coarse import with_coarse
 from lvpcfg.files import write_bytes
 from lvpcfg.grammar import model as model_file
@@ -142,11 +143,12 @@ def test_row_sums_against_loops():
 
 
 def test_moving_and_casting():
-    grammar = random_model().grammar.to(dtype=torch.float32)
+    model = random_model()
+    grammar = model.grammar.to(dtype=torch.float32)
     assert grammar.binary.dtype == grammar.lexical.value.dtype == torch.float32
     assert grammar.binary_rules.dtype == grammar.lexical.state.dtype == torch.int64
     meta = grammar.to("meta")
-    assert all(tensor.device.type == "meta" for tensor in tensors(Model(meta, None, None)).values())
+    assert all(tensor.device.type == "meta" for tensor in tensors(replace(model, grammar=meta)).values())
     assert meta.row_sums().device.type == "meta"
     assert meta.lexical.lookup(torch.zeros(3, 4, dtype=torch.int64, device="meta")).shape == (3, 4, 5)
 
@@ -293,6 +295,11 @@ def test_missing_keys(folder, key):
         ({"binary_rules": [[0, 2, 1]]}, "'binary.values'"),
         ({"binary_rules": [[2, 0, 1]]}, "[2, 0, 1]"),
         ({"unary_rules": [[0, 1], [0, 1]]}, "twice"),
+        ({"preterminals": ["@N", "V"]}, "its preterminal '@N' begins with @"),
+        ({"interminals": ["S", "@"]}, "its interminal '@' is no symbol that binarisation makes"),
+        ({"interminals": ["S", "@@S"]}, "its interminal '@@S' is no symbol that binarisation makes"),
+        ({"interminals": ["S", "@S|"]}, "its interminal '@S|' is no symbol that binarisation makes"),
+        ({"interminals": ["@|S", "S"]}, "its interminal '@|S' is no symbol that binarisation makes"),
         ({"version": 0}, "no format 0"),
         ({"version": 10**400}, "newer lvpcfg"),
         (
@@ -312,6 +319,17 @@ def test_missing_keys(folder, key):
 def test_wrong_values(folder, change, expected):
     edit(folder, **change)
     assert len(refused(folder, expected)) < 600
+
+
+@pytest.mark.parametrize("name", ["@S", "@S|NP", "@NP^S|DT|NN", "@S+VP^X|V", "@%40|%7C", "@a@b", "@NP->_DT"])
+def test_symbols_that_binarisation_makes_are_accepted(folder, name):
+    edit(folder, interminals=["S", name])
+    model = Model.load(folder)
+    assert model.grammar.symbols.interminals == ("S", name)
+    for words in (["dog"], ["dog", "barks", "dog"]):
+        tree = Parser(model, device="cpu", dtype="float64").parse(words)
+        assert all(isinstance(child, Tree) for child in tree)
+        assert not any(subtree.label().startswith("@") for subtree in tree.subtrees())
 
 
 @pytest.mark.parametrize(
@@ -403,9 +421,11 @@ def test_a_save_that_is_cut_off_leaves_the_old_model_or_the_new_one(folder, cut_
 def test_what_could_not_be_loaded_is_not_saved(folder):
     model = random_model(seed=1)
     nan = replace(model.grammar, root=model.grammar.root * math.nan)
+    no_strings = replace(model, provenance={})
+    no_strings.provenance[1] = (1, 2)
     for bad, expected in (
         (replace(model, provenance={"loss": math.nan}), "provenance"),
-        (replace(model, provenance={1: (1, 2)}), "provenance"),
+        (no_strings, "provenance"),
         (replace(model, provenance={"x": torch.zeros(1)}), "provenance"),
         (replace(model, grammar=nan), "'root' holds numbers that are not finite"),
         (replace(model, grammar=model.grammar.to(dtype=torch.bfloat16)), "torch.bfloat16"),

@@ -4,17 +4,21 @@ The truth is the grammar written out, rule by rule, as tensors.
 """
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
+from running import SETTINGS, run
 from strategies import random_model
 
-from lvpcfg import InputError, Model, Parser, compress
+from lvpcfg import InputError, Model, Parser, compress, write_trees
 from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.evaluation.inspect import look_inside
 from lvpcfg.grammar.expectations import expected_states, rewrites, spectral_radius
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.projection import projected
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
@@ -156,6 +160,19 @@ def test_distributions_over_derivations(plain):
     close(found.log_prob([some[0] for some in drawn]).isfinite(), torch.ones(len(SENTENCES), dtype=torch.bool))
 
 
+def test_divergence_from_the_exact_grammar(plain):
+    """Of the compressed grammar, and not of the one that it was made of."""
+    exact = ModelTrees(make("tensors"), SENTENCES)
+    found, truth = ModelTrees(plain, SENTENCES), ModelTrees(written_out(plain), SENTENCES)
+    if isinstance(plain.grammar.binary, WholeCP):
+        with pytest.raises(InputError, match="kl needs two grammars of the same form"):
+            found.kl(exact)
+        return
+    close(found.kl(exact), truth.kl(exact))
+    changed = not torch.equal(plain.grammar.written_out().binary.values, make("tensors").grammar.binary.values)
+    assert bool((found.kl(exact)[1:3] > 1e-6).all()) == changed
+
+
 @pytest.mark.parametrize("name", [name for name in EVERY if name.endswith("signed")])
 def test_what_signed_grammars_cannot_do_says_so(name):
     model = make(name)
@@ -183,9 +200,30 @@ def test_parsing(model, decoder, prune):
 @pytest.mark.parametrize("place", [0, 1])
 def test_products(model, place):
     others = [make("tensors"), make("tensors")]
-    products = [[*others[:place], one, *others[place:1]] for one in (model, written_out(model))]
-    found, truth = (Parser(product, device="cpu", dtype="float64").parse_sents(SENTENCES) for product in products)
+    pairs = [[*others[:place], one, *others[place:1]] for one in (model, written_out(model))]
+    found, truth = (Parser(pair, device="cpu", dtype="float64").parse_sents(SENTENCES) for pair in pairs)
     assert found == truth
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("rank_one", [False, True])
+def test_a_product_takes_one_cp_form_of_all_rules_as_it_is(place, rank_one):
+    """It has other weights than the rules it stands for, and these decide about trees."""
+    exact, sentences = make("tensors"), [list(words) for n in (3, 4) for words in product(["dog", "barks"], repeat=n)]
+    binary = exact.grammar.binary
+    other = binary.with_tensors({"values": binary.values.flip(0).square()})
+    if rank_one:
+        rest = torch.rand(2, 1, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        factors = Factors(torch.ones(1, 5, dtype=torch.float64), *rest)
+    else:
+        factors = cover_by_child_types(rule_tensor(replace(exact.grammar, binary=other)))
+    whole = replace(exact, grammar=replace(exact.grammar, binary=WholeCP.from_factors(factors, binary)))
+
+    def trees(second):
+        models = [second, exact] if place == 0 else [exact, second]
+        return Parser(models, device="cpu", dtype="float64").parse_sents(sentences)
+
+    assert trees(whole) == trees(written_out(whole)) != trees(exact)
 
 
 def test_a_look_inside(model):
@@ -205,6 +243,33 @@ def test_save_and_load(model, tmp_path):
         assert torch.equal(loaded.grammar.binary.saved()[name], tensor), name
 
 
+@pytest.mark.parametrize("prune", [0.0, 1e-9])
+def test_evaluation(model, tmp_path, prune):
+    options = {"dtype": "float64", "prune": prune, "gold": str(tmp_path / "gold.mrg")}
+    model.save(tmp_path / "model")
+    truth = Parser(written_out(model), device="cpu", dtype="float64", prune=prune)
+    write_trees(truth.parse_sents(SENTENCES), tmp_path / "gold.mrg")
+    result, _ = run("evaluate", tmp_path / "run", model=str(tmp_path / "model"), **options)
+    assert result["f1_all"] == result["complete_match"] == 100
+    assert result["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_trade_offs_are_of_models_that_are_not_compressed(name, tmp_path):
+    model = make(name)
+    model.save(tmp_path / "model")
+    write_trees(Parser(model, device="cpu").parse_sents(SENTENCES), tmp_path / "gold.mrg")
+    options = {"model": str(tmp_path / "model"), "gold": str(tmp_path / "gold.mrg")}
+    settings = replace(SETTINGS, ranks=[1], thresholds=[10.0])
+    if model.grammar.binary.compressed:
+        with pytest.raises(InputError, match="is compressed already: expected one as job=train makes it"):
+            run("tradeoff", tmp_path / "run", tradeoff=settings, **options)
+    else:
+        result, _ = run("tradeoff", tmp_path / "run", tradeoff=settings, **options)
+        assert result["m4_exact_f1_all"] == 100
+        assert result["m4_als_r1_t10_gamma"] > 0
+
+
 def test_moving(model):
     moved = model.grammar.to("meta", torch.float32).binary
     for tensor in (moved.rules, moved.states, *moved.saved().values()):
@@ -218,3 +283,12 @@ def test_compressing(plain):
             compress(plain)
     else:
         assert compress(plain, rank=1, threshold=10.0).grammar.binary.compressed
+
+
+def test_signatures_are_checked():
+    """By the import hook in conftest.py: u, v and w have one rank."""
+    u, v = torch.zeros(2, 3), torch.zeros(4, 3)
+    with pytest.raises(TypeCheckError):
+        Factors(u, u, v)
+    with pytest.raises(TypeCheckError):
+        make("tensors").grammar.binary.scaled(u)

@@ -15,7 +15,7 @@ once (Levenberg-Marquardt; for CP: Tomasi & Bro 2006) go on from there,
 
 unless factors are to be non-negative, or there are so many unknowns that more sweeps gain as much in less time.
 
-All is done in float64, where G of nearly parallel terms can still be solved.
+Everything is computed in float64: G of nearly parallel terms can still be solved there.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -30,14 +31,14 @@ from lvpcfg.decompose.options import ALS_STARTS
 from lvpcfg.errors import InputError, expect
 from lvpcfg.grammar.factors import Factors
 
-ROUND = 10  # sweeps between two looks at the errors
-FEW = 5  # and Gauss-Newton steps, which take longer
+ROUND = 10  # sweeps between two computations of the errors
+FEW = 5  # Gauss-Newton steps, which take longer, between two of them
 DAMPING = 1e-2  # mu at first, times the error
 UNKNOWNS = 128  # rank * (x + y + z) of tensors that Gauss-Newton steps are taken for, at the most
 NOISE = 1e-2  # on singular vectors: a term whose T(v_rho, w_rho) is zero would stay zero for ever
 EPSILON = torch.finfo(torch.float64).eps
 CACHE = 1 << 21  # bytes of tensors that are swept over together on a CPU
-MEMORY = 1 << 28  # and elsewhere
+MEMORY = 1 << 28  # the same on other devices
 
 Progress = Callable[[int], object]
 
@@ -45,8 +46,8 @@ Progress = Callable[[int], object]
 @dataclass(frozen=True, eq=False)
 class Fit:
     factors: Factors  # of the batch; rows of v and w have length 1
-    error: Tensor  # [batch]: gamma = ||T - T^||_F, float64
-    iterations: Tensor  # [batch]: sweeps from the start that was best
+    error: Float64[Tensor, "batch"]  # gamma = ||T - T^||_F
+    iterations: Int64[Tensor, "batch"]  # sweeps from the start that was best
 
 
 def als(
@@ -61,7 +62,7 @@ def als(
     steps: int = 100,
     progress: Progress | None = None,
 ) -> Fit:
-    """The Kruskal form of each of a batch of tensors, [batch, x, y, z], in their floating-point type.
+    """A CP form of each of a batch of tensors, [batch, x, y, z], in their floating-point type.
 
     A tensor is done when ten sweeps take less than a share `tolerance` off its error, or after `iterations` sweeps.
     The best of `start` and of `restarts` random starts is kept, and made better by Gauss-Newton steps, up to `steps`,
@@ -82,70 +83,72 @@ def als(
     for _ in range(restarts):
         other = problem.descend(problem.start("random", generator), iterations, tolerance, progress)
         better = other.error < best.error
-        best = _Descent(*(torch.where(_beside(better, new), new, old) for new, old in zip(other, best, strict=True)))
+        best = _Descent(*(torch.where(_expanded(better, new), new, old) for new, old in zip(other, best, strict=True)))
     if not nonnegative and rank * sum(tensors.shape[1:]) <= UNKNOWNS:
         best = problem.finish(best, steps, tolerance)
     return problem.fit(best)
 
 
 class _Descent(NamedTuple):
-    rows: Tensor  # [batch, rank, x + y + z]: u, v and w side by side
-    error: Tensor  # [batch]
-    sweeps: Tensor  # [batch]
+    rows: Float64[Tensor, "batch rank xyz"]  # u, v and w side by side
+    error: Float64[Tensor, "batch"]
+    sweeps: Int64[Tensor, "batch"]
 
 
 class _Problem:
-    """Tensors divided by their largest entries: the same problem at any scale."""
+    """Tensors divided by their largest entries, so that their scale does not matter."""
 
-    def __init__(self, tensors: Tensor, rank: int, nonnegative: bool) -> None:
+    def __init__(self, tensors: Float[Tensor, "batch x y z"], rank: int, nonnegative: bool) -> None:
         self.tensors, self.rank, self.nonnegative = tensors, rank, nonnegative
         self.sizes = tensors.shape[1:]
         largest = torch.linalg.vector_norm(tensors, torch.inf, (1, 2, 3)).double()
         self.scale = torch.where(largest > 0, largest, 1)
-        self.all = torch.arange(len(tensors), device=tensors.device)
+        self.every = torch.arange(len(tensors), device=tensors.device)
         each = max(rank, tensors.shape[1]) * tensors.shape[2] * tensors.shape[3] * 8
         self.at_once = max(1, (CACHE if tensors.device.type == "cpu" else MEMORY) // each)
 
-    def scaled(self, places: Tensor) -> Tensor:
-        return self.tensors[places] / _beside(self.scale[places], self.tensors)
+    def scaled(self, which: Int64[Tensor, "some"]) -> Float64[Tensor, "some x y z"]:
+        return self.tensors[which] / _expanded(self.scale[which], self.tensors)
 
-    def start(self, kind: str, generator: torch.Generator) -> Tensor:
-        """u = 0, v and w of length 1; what is random is the same for every tensor and on every device."""
+    def start(self, name: str, generator: torch.Generator) -> Float64[Tensor, "batch rank xyz"]:
+        """u = 0, v and w of length 1; random numbers are the same for every tensor and on every device."""
         random = normalize(torch.randn(2, self.rank, max(self.sizes), generator=generator, dtype=torch.float64), dim=2)
         random = random.to(self.tensors.device)
         x, y, z = self.sizes
         rows = self.scale.new_zeros(len(self.tensors), self.rank, x + y + z)
         rows[:, :, x : x + y], rows[:, :, x + y :] = random[0, :, :y], random[1, :, :z]
-        if kind == "hosvd":
-            for places in self.all.split(self.at_once):
-                scaled = self.scaled(places)
-                rows[places, : min(self.rank, y), x : x + y] += _leading(scaled.transpose(1, 2), self.rank) / NOISE
-                rows[places, : min(self.rank, z), x + y :] += _leading(scaled.transpose(1, 3), self.rank) / NOISE
+        if name == "hosvd":
+            for which in self.every.split(self.at_once):
+                scaled = self.scaled(which)
+                rows[which, : min(self.rank, y), x : x + y] += _leading(scaled.transpose(1, 2), self.rank) / NOISE
+                rows[which, : min(self.rank, z), x + y :] += _leading(scaled.transpose(1, 3), self.rank) / NOISE
         if self.nonnegative:
             rows = rows.abs()
         return _balanced(*rows.split(self.sizes, 2))
 
-    def descend(self, rows: Tensor, iterations: int, tolerance: float, progress: Progress | None) -> _Descent:
-        """Round by round, each tensor as long as it gets better."""
-        error = torch.cat([_length(self.scaled(places)) for places in self.all.split(self.at_once)])  # of T^ = 0
-        sweeps = torch.zeros_like(self.all)
+    def descend(
+        self, rows: Float64[Tensor, "batch rank xyz"], iterations: int, tolerance: float, progress: Progress | None
+    ) -> _Descent:
+        """Sweeps, round by round, over the tensors whose error still falls."""
+        error = torch.cat([_length(self.scaled(which)) for which in self.every.split(self.at_once)])  # of T^ = 0
+        sweeps = torch.zeros_like(self.every)
         state = _State(rows, rows.clone(), torch.ones_like(error), torch.zeros_like(error))
-        going = self.all
+        going = self.every
         for begin in range(0, iterations, ROUND):
             end = min(begin + ROUND, iterations)
             still = []
-            for places in going.split(self.at_once):
-                scaled = self.scaled(places)
-                new = _State(*(part[places] for part in state))
+            for which in going.split(self.at_once):
+                scaled = self.scaled(which)
+                new = _State(*(part[which] for part in state))
                 for _ in range(begin, end):
                     new = _sweep(scaled, new, self.nonnegative)
-                before, after = error[places], _error(scaled, *new.rows.split(self.sizes, 2))
+                before, after = error[which], _error(scaled, *new.rows.split(self.sizes, 2))
                 less = after < before
-                better = places[less]
+                better = which[less]
                 for part, values in zip(state, new, strict=True):
                     part[better] = values[less]
                 error[better], sweeps[better] = after[less], end
-                still.append(places[after < (1 - tolerance) * before])
+                still.append(which[after < (1 - tolerance) * before])
             if progress is not None:
                 progress(len(going) - sum(map(len, still)))
             going = torch.cat(still)
@@ -156,49 +159,49 @@ class _Problem:
         return _Descent(state.rows, error, sweeps)
 
     def finish(self, best: _Descent, steps: int, tolerance: float) -> _Descent:
-        """Gauss-Newton steps, round by round, each tensor as long as it gets better."""
+        """Gauss-Newton steps, round by round, over the tensors whose error still falls."""
         rows, error, damping = best.rows.clone(), best.error.clone(), DAMPING * best.error
         unknowns = self.rank * sum(self.sizes)
         at_once = max(1, (MEMORY >> 4) // (unknowns * unknowns * 8))
-        going = (error > 0).nonzero().squeeze(1)
+        going = self.every[error > 0]
         for begin in range(0, steps, FEW):
             still = []
-            for places in going.split(at_once):
-                scaled, before = self.scaled(places), error[places]
-                state = _Damped(rows[places], before, damping[places])
+            for which in going.split(at_once):
+                scaled, before = self.scaled(which), error[which]
+                state = _Damped(rows[which], before, damping[which])
                 for _ in range(min(FEW, steps - begin)):
                     state = _gauss_newton(scaled, state)
-                rows[places], error[places], damping[places] = state
-                still.append(places[state.error < (1 - tolerance) * before])
+                rows[which], error[which], damping[which] = state
+                still.append(which[state.error < (1 - tolerance) * before])
             going = torch.cat([going[:0], *still])
         return _Descent(_balanced(*rows.split(self.sizes, 2)), error, best.sweeps)
 
     def fit(self, best: _Descent) -> Fit:
-        """Of the tensors as they were given."""
+        """The fit of the tensors as they were given: at their scale, in their type."""
         rows = torch.where(best.rows > EPSILON, best.rows, 0) if self.nonnegative else best.rows
         u, v, w = rows.split(self.sizes, 2)
-        u, v, w = (part.to(self.tensors.dtype) for part in (u * _beside(self.scale, u), v, w))
+        u, v, w = (part.to(self.tensors.dtype) for part in (u * _expanded(self.scale, u), v, w))
         errors = []
-        for places in self.all.split(self.at_once):
-            scale = self.scale[places]
-            left = u[places] / _beside(scale, u)
-            errors.append(scale * _error(self.scaled(places), left, v[places].double(), w[places].double()))
+        for which in self.every.split(self.at_once):
+            scale = self.scale[which]
+            left = u[which] / _expanded(scale, u)
+            errors.append(scale * _error(self.scaled(which), left, v[which].double(), w[which].double()))
         return Fit(Factors(u, v, w), torch.cat(errors), best.sweeps)
 
 
 class _State(NamedTuple):
-    rows: Tensor  # [batch, rank, x + y + z]
-    before: Tensor  # a sweep earlier
-    time: Tensor  # [batch]: t of Nesterov's sequence
-    loss: Tensor  # [batch]: ||T - T^||^2 - ||T||^2, cheap but good to seven digits of ||T|| alone
+    rows: Float64[Tensor, "batch rank xyz"]
+    before: Float64[Tensor, "batch rank xyz"]  # the rows a sweep earlier
+    time: Float64[Tensor, "batch"]  # t of Nesterov's sequence
+    loss: Float64[Tensor, "batch"]  # ||T - T^||^2 - ||T||^2: cheap, but exact to seven digits of ||T|| only
 
 
-def _sweep(tensors: Tensor, state: _State, nonnegative: bool) -> _State:
-    """U, V and W once; their lengths are handed on, so that the rows of the other two have length 1."""
+def _sweep(tensors: Float64[Tensor, "batch x y z"], state: _State, nonnegative: bool) -> _State:
+    """Solves for U, V and W once each; rows are scaled to length 1, except those of the factor to solve for next."""
     sizes = tensors.shape[1:]
     solve = _hals if nonnegative else _least_squares
     following = (1 + (1 + 4 * state.time.square()).sqrt()) / 2
-    momentum = _beside((state.time - 1) / following, state.rows)
+    momentum = _expanded((state.time - 1) / following, state.rows)
     ahead = state.rows + momentum * (state.rows - state.before)
     if nonnegative:
         ahead = ahead.clamp_min(0)
@@ -217,18 +220,18 @@ def _sweep(tensors: Tensor, state: _State, nonnegative: bool) -> _State:
     w, u = _hand_on(w, u)
 
     fell = loss <= state.loss + 100 * EPSILON * loss.abs()
-    rows = torch.where(_beside(fell, ahead), torch.cat([u, v, w], 2), state.rows)
+    rows = torch.where(_expanded(fell, ahead), torch.cat([u, v, w], 2), state.rows)
     return _State(rows, state.rows, torch.where(fell, following, 1), torch.where(fell, loss, state.loss))
 
 
 class _Damped(NamedTuple):
-    rows: Tensor  # [batch, rank, x + y + z]
-    error: Tensor  # [batch]: ||T - T^||
-    damping: Tensor  # [batch]: mu
+    rows: Float64[Tensor, "batch rank xyz"]
+    error: Float64[Tensor, "batch"]  # ||T - T^||
+    damping: Float64[Tensor, "batch"]  # mu
 
 
-def _gauss_newton(tensors: Tensor, state: _Damped) -> _Damped:
-    """A step for each tensor that it makes better, and more damping for the others."""
+def _gauss_newton(tensors: Float64[Tensor, "batch x y z"], state: _Damped) -> _Damped:
+    """A step for each tensor whose error it lowers, and more damping for the others."""
     sizes = tensors.shape[1:]
     u, v, w = _even(*state.rows.split(sizes, 2))
     rows = torch.cat([u, v, w], 2)
@@ -248,14 +251,16 @@ def _gauss_newton(tensors: Tensor, state: _Damped) -> _Damped:
     error = _error(tensors, *(rows + step).split(sizes, 2))
     fell = (error < state.error) & (failed == 0)
     return _Damped(
-        torch.where(_beside(fell, rows), rows + step, rows),
+        torch.where(_expanded(fell, rows), rows + step, rows),
         torch.where(fell, error, state.error),
         torch.where(fell, state.damping / 5, state.damping * 4),
     )
 
 
-def _curvature(u: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """J^T J, [batch, rank * (x + y + z), the same], from blocks of two modes each.
+def _curvature(
+    u: Float64[Tensor, "batch rank x"], v: Float64[Tensor, "batch rank y"], w: Float64[Tensor, "batch rank z"]
+) -> Float64[Tensor, "batch rank*(x+y+z) rank*(x+y+z)"]:
+    """J^T J, from blocks of two modes each.
 
     One mode: (V V^T * W W^T)_rho,sigma on the diagonal of (i, i). Two, as u_rho,i and v_sigma,j: the derivatives
     v_rho w_rho at i and u_sigma w_sigma at j meet in (W W^T)_rho,sigma u_sigma,i v_rho,j.
@@ -276,20 +281,28 @@ def _curvature(u: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def _even(u: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
-    """The same terms with rows of one length in all three."""
+    """The same terms, with rows of u, v and w that have one length."""
     lengths = [torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min(EPSILON**2) for rows in (u, v, w)]
     common = (lengths[0] * lengths[1] * lengths[2]) ** (1 / 3)
     return [rows / length * common for rows, length in zip((u, v, w), lengths, strict=True)]
 
 
-def _least_squares(gram: Tensor, right: Tensor, before: Tensor) -> Tensor:
-    """(G + e I) U = M + e U_before, e being more than rounding can take off the eigenvalues of G."""
+def _least_squares(
+    gram: Float64[Tensor, "batch rank rank"],
+    right: Float64[Tensor, "batch rank size"],
+    before: Float64[Tensor, "batch rank size"],
+) -> Float64[Tensor, "batch rank size"]:
+    """(G + e I) U = M + e U_before, where e is more than rounding can take off the eigenvalues of G."""
     e = 10 * gram.shape[1] * EPSILON
     root, _ = torch.linalg.cholesky_ex(gram + e * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device))
     return torch.cholesky_solve(right + e * before, root)
 
 
-def _hals(gram: Tensor, right: Tensor, before: Tensor) -> Tensor:
+def _hals(
+    gram: Float64[Tensor, "batch rank rank"],
+    right: Float64[Tensor, "batch rank size"],
+    before: Float64[Tensor, "batch rank size"],
+) -> Float64[Tensor, "batch rank size"]:
     """u_rho <- [u_rho + M_rho - G_rho U]_+, one rho after the other, G_rho,rho being 1; no row becomes all zero."""
     rows = before.clone()
     for term in range(gram.shape[1]):
@@ -299,13 +312,14 @@ def _hals(gram: Tensor, right: Tensor, before: Tensor) -> Tensor:
 
 
 def _balanced(u: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Rows of v and w of length 1, and all of the length of a term in its u."""
+    """The same terms, side by side, with rows of v and w that have length 1."""
     v, u = _hand_on(v, u)
     w, u = _hand_on(w, u)
     return torch.cat([u, v, w], 2)
 
 
 def _hand_on(rows: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of length 1, and the rows of the factor that takes their lengths."""
     length = torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min(EPSILON**2)
     return rows / length, following * length
 
@@ -315,15 +329,20 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def _leading(tensors: Tensor, number: int) -> Tensor:
-    """The leading left singular vectors of [batch, size, other * other] as rows."""
+    """The leading left singular vectors of the unfolding [batch, size, the rest] of tensors, as rows."""
     unfolding = tensors.flatten(2)
     gram = unfolding @ unfolding.mT
     gram = torch.where(gram.abs() > EPSILON**2, gram, 0)  # eigh can fail on numbers that are further apart
     return torch.linalg.eigh(gram).eigenvectors.flip(2).mT[:, :number]
 
 
-def _error(tensors: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """||T - T^||_F from the residuals themselves, which may be far smaller than T."""
+def _error(
+    tensors: Float64[Tensor, "batch x y z"],
+    u: Float64[Tensor, "batch rank x"],
+    v: Float64[Tensor, "batch rank y"],
+    w: Float64[Tensor, "batch rank z"],
+) -> Float64[Tensor, "batch"]:
+    """||T - T^||_F from the residuals, which may be far smaller than T."""
     slices = max(1, MEMORY // (tensors[:, 0].numel() * 8 + 1))
     parts = [
         _length(some - Factors(left, v, w).tensor())
@@ -336,6 +355,6 @@ def _length(tensors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(tensors, dim=(1, 2, 3))
 
 
-def _beside(values: Tensor, like: Tensor) -> Tensor:
+def _expanded(values: Tensor, like: Tensor) -> Tensor:
     """[batch] -> [batch, 1, ...]"""
     return values.view(-1, *[1] * (like.ndim - 1))

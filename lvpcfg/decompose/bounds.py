@@ -1,11 +1,11 @@
 """How far scores can be from those of the exact grammar: Cohen & Collins 2012, Cohen, Satta & Collins 2013.
 
-The theorems are worst cases and mostly vacuous. A certificate runs the recursion of the first paper's proof with the
-norms that occur: with y the exact vectors and T^, y^ the approximate ones,
+The theorems are worst cases and mostly vacuous. A certificate follows the recursion of the first paper's proof with
+the norms of the vectors at hand: with y the exact vectors and T^, y^ the approximate ones,
 
     T(y2, y3) - T^(y2^, y3^) = (T - T^)(y2, y3) + T^(y2, y3 - y3^) + T^(y2 - y2^, y3^)
 
-so that, delta being a bound of |y - y^|, and |y| <= |y^| + delta,
+so that, if delta is a bound of |y - y^|, and with |y| <= |y^| + delta,
 
     delta <= gamma |y2| |y3| + ||T^||_F (|y2| delta_3 + delta_2 |y3^|)
 
@@ -18,6 +18,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import pairwise, product
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.chart.fast.build import unary_closure
@@ -64,11 +65,11 @@ def node_bound(gamma: float, m: int, depth: int) -> float:
 
 
 def outside_theorem(grammar: Grammar) -> str | None:
-    """Why CC12's Theorem 4.2 says nothing about a grammar, if so.
+    """Why CC12's Theorem 4.2 says nothing about a grammar; None where it applies.
 
-    Its proof needs |y| <= sqrt m and ||T||_F <= sqrt m, which hold for probabilities, and nothing but a binary rule
-    between a node and its children. Chains of unary rules can multiply an error by any number: as (I - R)^{-1}, which
-    is large where they are long, however small the y above them.
+    Its proof needs |y| <= sqrt m and ||T||_F <= sqrt m, which hold for probabilities, and nothing but one binary rule
+    between a node and its children. Unary rules multiply an error by (I - R)^{-1}, which is as large as chains of them
+    are long, however small the y above them.
     """
     if len(grammar.unary_rules):
         return "it has unary rules"
@@ -85,12 +86,12 @@ def depth_limit(gamma: float, m: int) -> float:
 
 def covered_depth(gamma: float, m: int, epsilon: float) -> float:
     """CC12: the depth of the deepest skeletal trees with |p - p^| <= epsilon for sure; 0, a word alone, is vacuous."""
-    return _whole(_logarithm(gamma, m, epsilon) / math.log(growth(gamma, m)))
+    return _floor(_logarithm(gamma, m, epsilon) / math.log(growth(gamma, m)))
 
 
 def covered_sentence(gamma: float, m: int, epsilon: float, symbols: int) -> float:
     """CC12: the length of the longest sentences with |mu - mu^| <= epsilon at all (a, i, j) for sure; 0 is vacuous."""
-    return _whole(_logarithm(gamma, m, epsilon) / (2 * math.log(4 * symbols) + math.log(growth(gamma, m))))
+    return _floor(_logarithm(gamma, m, epsilon) / (2 * math.log(4 * symbols) + math.log(growth(gamma, m))))
 
 
 def _logarithm(gamma: float, m: int, epsilon: float) -> float:
@@ -98,7 +99,8 @@ def _logarithm(gamma: float, m: int, epsilon: float) -> float:
     return math.inf if gamma == 0 else math.log(min(epsilon, 1) / m) - math.log(gamma)
 
 
-def _whole(number: float) -> float:
+def _floor(number: float) -> float:
+    """The largest integer up to a number, at least 0; infinity stays."""
     return number if number == math.inf else float(max(0, math.floor(number)))
 
 
@@ -121,11 +123,11 @@ def sufficient_error(epsilon: float, nu: float, m: int, length: int) -> float:
 
 def covered_length(delta: float, nu: float, m: int, epsilon: float) -> float:
     """CSC13: the longest sentences with a sum over trees of at most epsilon for sure; 0 is vacuous."""
-    return math.inf if delta == 0 else _whole(math.log1p(epsilon / m) / math.log1p(delta / nu))
+    return math.inf if delta == 0 else _floor(math.log1p(epsilon / m) / math.log1p(delta / nu))
 
 
-def tail_sums(exact: Factors) -> Tensor:
-    """CSC13, Theorem 2: [rank + 1], the best error at each rank r is at most the sum of |lambda_i| over i > r.
+def tail_sums(exact: Factors) -> Float64[Tensor, "rank_plus_1"]:
+    """CSC13, Theorem 2: the best error at each rank r is at most the sum of |lambda_i| over i > r.
 
     lambda_i are the weights of the terms of an exact decomposition with unit vectors, largest first.
     """
@@ -145,13 +147,13 @@ def tree_certificate(
     rules: Sequence[int],
     children: Sequence[tuple[int, int] | None],
     inside: Sequence[Tensor],
-    gamma: Tensor,
-    norm: Tensor,
-) -> Tensor:
-    """[nodes]: a bound of |y - y^| at each node of a skeletal tree; times |pi^a| at the root, of |p - p^|.
+    gamma: Float[Tensor, "rules"],
+    norm: Float[Tensor, "rules"],
+) -> Float64[Tensor, "nodes"]:
+    """A bound of |y - y^| at each node of a skeletal tree; at the root, times |pi^a|, it is a bound of |p - p^|.
 
-    Nodes stand after their children; `children` is None at a word, whose rule is not looked at. `inside` is y^ of each
-    node; gamma and norm, [rules], are ||T - T^||_F and ||T^||_F.
+    Nodes stand after their children; `children` is None at a word, whose rule is not used. `inside` is y^ of each
+    node; gamma and norm are ||T - T^||_F and ||T^||_F of each rule.
     """
     norms = torch.stack([vector.double().norm() for vector in inside])
     gamma, norm = gamma.double(), norm.double()
@@ -164,15 +166,19 @@ def tree_certificate(
 
 
 def chart_certificate(
-    rules: Tensor, gamma: Tensor, norm: Tensor, closure: Tensor, inside: Tensor, outside: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Bounds of |alpha - alpha^| and |beta - beta^| of a sentence, [n, n + 1, symbols] at (i, j, a): words i to j - 1.
+    rules: Int64[Tensor, "rules 3"],
+    gamma: Float[Tensor, "rules"],
+    norm: Float[Tensor, "rules"],
+    closure: Float[Tensor, "symbols symbols"],
+    inside: Float[Tensor, "n n_plus_1 symbols"],
+    outside: Float[Tensor, "n n_plus_1 symbols"],
+) -> tuple[Float64[Tensor, "n n_plus_1 symbols"], Float64[Tensor, "n n_plus_1 symbols"]]:
+    """Bounds of |alpha - alpha^| and |beta - beta^| of a sentence, at (i, j, a) for a over words i to j - 1.
 
-    `rules` is [rules, 3]: every a, b, c with numbers in T or in T^, with gamma and norm as for a tree. For a sum of
-    terms that stands for a whole grammar these are more than its rules, since T^ also has numbers where there is no
-    rule: `block_errors` finds them. `closure` is from `closure_norms`; `inside` and `outside` are the norms |alpha^|
-    and |beta^|, laid out as the result. All vectors are those of the top layer, above unary rules; unary rules, words
-    and root are exact.
+    `rules` are all a, b, c with numbers in T or in T^, with gamma and norm as for a tree. One CP form of all rules has
+    more of them than its grammar has rules, since T^ also has numbers where there is no rule: `block_errors` finds
+    them. `closure` is from `closure_norms`; `inside` and `outside` are the norms |alpha^| and |beta^|. All vectors are
+    those of the top layer, above unary rules; unary rules, words and root are exact.
     """
     length = len(inside)
     a, b, c = rules.unbind(1)
@@ -196,8 +202,8 @@ def chart_certificate(
     return inside_error, outside_error
 
 
-def closure_norms(grammar: Grammar) -> Tensor:
-    """[symbols, symbols]: the largest singular value of each block of (I - R)^{-1}, the identity at preterminals."""
+def closure_norms(grammar: Grammar) -> Float64[Tensor, "symbols symbols"]:
+    """The largest singular value of each block of (I - R)^{-1}; for preterminals, of the identity."""
     norms = torch.eye(len(grammar.symbols), dtype=torch.float64, device=grammar.root.device)
     lift, _ = unary_closure(grammar)
     if lift is not None:
@@ -208,6 +214,11 @@ def closure_norms(grammar: Grammar) -> Tensor:
     return norms
 
 
-def marginal_certificate(inside: Tensor, outside: Tensor, inside_error: Tensor, outside_error: Tensor) -> Tensor:
+def marginal_certificate(
+    inside: Float[Tensor, "n n_plus_1 symbols"],
+    outside: Float[Tensor, "n n_plus_1 symbols"],
+    inside_error: Float[Tensor, "n n_plus_1 symbols"],
+    outside_error: Float[Tensor, "n n_plus_1 symbols"],
+) -> Float[Tensor, "n n_plus_1 symbols"]:
     """A bound of |mu - mu^|, mu = alpha . beta, from what `chart_certificate` was given and what it returned."""
     return inside * outside_error + inside_error * outside + inside_error * outside_error

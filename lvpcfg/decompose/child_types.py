@@ -1,42 +1,48 @@
-"""Whole-grammar decompositions whose terms serve rules of one kind each: with two phrases, a phrase and a word, a word
-and a phrase, or two words as children.
+"""CP forms of all rules whose terms are for children of one type each: two phrases, a phrase and a word, a word and a
+phrase, or two words.
 
-They take more terms in all, but only those for two phrases are needed at every split of a span (`CPByChildTypes`). On a
-treebank grammar of 3,839 rules and at a divergence of 0.05 nats a tree 340 terms apart take 0.52 s where 232 together
-take 0.67; at 0.1 it is 0.47 s against 0.58. At 1, which is a poor fit, 64 together take 0.30 s and 100 apart 0.38. Each
-kind keeps its own margins of the counts as far as `apr` does, and so does their sum.
+Such a form needs more terms, but only those for two phrases are needed at every split of a span (`CPByChildTypes`). On
+a treebank grammar of 3,839 rules and at a divergence of 0.05 nats a tree, 340 terms fitted apart take 0.52 s where 232
+fitted together take 0.67; at 0.1 it is 0.47 s against 0.58. At 1, which is a poor fit, 64 together take 0.30 s and 100
+apart 0.38. The fit of each type keeps its margins of the counts as far as `apr` does, and so does their sum.
 """
 
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lvpcfg.decompose.apr import Fit, Progress, apr
 from lvpcfg.decompose.cover import cover
 from lvpcfg.grammar.factors import Factors
 
-MANY = 32  # terms for each kind
+MANY = 32  # terms for each type of children
 
 
-def parts_by_child_types(tensor: Tensor) -> list[Tensor]:
-    """The four parts of a sparse tensor [interminal states, states, states]."""
+def parts_by_child_types(
+    tensor: Float[Tensor, "interminal_states states states"],
+) -> list[Float[Tensor, "interminal_states states states"]]:
+    """The four parts of a sparse tensor, one for each type of children."""
     tensor = tensor.detach().coalesce()
     _, left, right = tensor.indices()
-    kind = 2 * (left >= tensor.shape[0]).long() + (right >= tensor.shape[0]).long()
-    return [_entries(tensor, (kind == one) & (tensor.values() != 0)) for one in range(4)]
+    child_types = 2 * (left >= tensor.shape[0]).long() + (right >= tensor.shape[0]).long()
+    return [_entries(tensor, (child_types == types) & (tensor.values() != 0)) for types in range(4)]
 
 
-def _entries(tensor: Tensor, which: Tensor) -> Tensor:
-    """Some of the entries of a sparse tensor."""
-    place, values = tensor.indices()[:, which], tensor.values()[which]
-    return torch.sparse_coo_tensor(place, values, tensor.shape, check_invariants=True).coalesce()
+def _entries(tensor: Float[Tensor, "x y z"], which: Bool[Tensor, "nonzeros"]) -> Float[Tensor, "x y z"]:
+    """A sparse tensor with some of its entries alone."""
+    index, values = tensor.indices()[:, which], tensor.values()[which]
+    return torch.sparse_coo_tensor(index, values, tensor.shape, check_invariants=True).coalesce()
 
 
-def cover_by_child_types(tensor: Tensor) -> Factors:
-    """The exact cover (see `cover`) of each kind. A fibre of children that are phrases goes on over words, at no cost,
-    so that there is less left to cover for the kinds with one word."""
+def cover_by_child_types(tensor: Float[Tensor, "interminal_states states states"]) -> Factors:
+    """The exact cover (see `cover`) of the rules with each type of children.
+
+    A term for two phrases that is a fibre over children also takes the entries of this fibre with a word as that child.
+    That costs nothing, and leaves less to cover for the types with one word.
+    """
     phrases, after, before, words = parts_by_child_types(tensor)
     first = cover(phrases)
     over_right, after = _extended(first.u, first.v, first.w, after)
@@ -45,24 +51,36 @@ def cover_by_child_types(tensor: Tensor) -> Factors:
     return _together([Factors(first.u, over_left, over_right), *map(cover, (after, before, words))])
 
 
-def _extended(u: Tensor, v: Tensor, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    """w of terms with one parent and one v, both times 1, with the entries of `rest` beside them; and what is left."""
+def _extended(
+    u: Float[Tensor, "rank parents"],
+    v: Float[Tensor, "rank children"],
+    w: Float[Tensor, "rank children"],
+    rest: Float[Tensor, "parents children children"],
+) -> tuple[Float[Tensor, "rank children"], Float[Tensor, "parents children children"]]:
+    """Moves entries of the sparse `rest` into w of the terms that are fibres over it; returns w and what is left.
+
+    A term is a fibre over w where u and v have a single entry each, which is 1.
+    """
     single = ((u != 0).sum(1) == 1) & ((v != 0).sum(1) == 1) & (u.sum(1) == 1) & (v.sum(1) == 1)
     if not bool(single.any()):
         return w, rest
     term = torch.full((u.shape[1], v.shape[1]), -1, device=u.device)
     term[u[single].argmax(1), v[single].argmax(1)] = single.nonzero().squeeze(1)
     a, b, c = rest.indices()
-    own = term[a, b] >= 0
+    taken = term[a, b] >= 0
     w = w.clone()
-    w[term[a, b][own], c[own]] = rest.values()[own]
-    return w, _entries(rest, ~own)
+    w[term[a, b][taken], c[taken]] = rest.values()[taken]
+    return w, _entries(rest, ~taken)
 
 
 def apr_by_child_types(
-    counts: Tensor, rank: int, sweeps: int = 100, progress: Progress | None = None, **options: Any
+    counts: Float[Tensor, "interminal_states states states"],
+    rank: int,
+    sweeps: int = 100,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> Fit:
-    """CP-APR of each kind, with a share of the terms in proportion to what its exact cover would take.
+    """CP-APR of the rules with each type of children; each gets terms in proportion to the rank of its exact cover.
 
     `options` are those of `apr`.
     """
@@ -86,12 +104,12 @@ def apr_by_child_types(
 
 
 def shares(sizes: list[int], rank: int) -> list[int]:
-    """`rank`, or the sum of the sizes if that is less, shared out in proportion to them; one to each at the least.
+    """`rank`, or the sum of the sizes if that is less, divided in proportion to the sizes; each gets one at the least.
 
-    Where there are many, all but the last get multiples of 8, since products of such sizes are fast.
+    Large shares, except the last, are multiples of 8, since matrix products of such sizes are fast.
     """
     each, rest = len(sizes), sum(sizes) - len(sizes)
-    more = max(0, min(rank - each, rest))  # than one each
+    more = max(0, min(rank - each, rest))  # to be divided when each has one
     ends = [more * (part - number) / max(1, rest) + number for number, part in enumerate(accumulate(sizes), 1)]
     step = 8 if MANY * each <= rank < sum(sizes) else 1
     return [

@@ -19,7 +19,7 @@ def covered(coarse: CoarseGrammar) -> CoarseGrammar:
 
 
 def with_coarse(model: Model) -> Model:
-    """The model with what pruning needs: its coarse grammar, projected where it has none, and the cover of that."""
+    """The model with what pruning needs: a coarse grammar, projected from its own where it has none, and its cover."""
     coarse = model.coarse
     if coarse is None and is_large(model.grammar):
         coarse = projected_coarse(model.grammar)

@@ -1,7 +1,7 @@
 """A model -> a smaller or a faster one, and what that does to its rules.
 
-als        each rule tensor in Kruskal form by least squares, where its error is small (Cohen & Collins 2012)
-cover      all rules as one sum of rank-one terms, exactly
+als        each rule tensor in CP form by least squares, where its error is small (Cohen & Collins 2012)
+cover      one CP form of all rules: exact
 svd        the same by an SVD of each parent's slice, up to an error
 apr        the same by CP-APR of the expected counts: normalised, and tight to a tolerance (Cohen, Satta & Collins 2013)
 gradient   the same by gradient descent
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.decompose.als import als
@@ -39,29 +40,29 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.whole_cp import WholeCP
 
-KINDS = ("two phrases", "a phrase and a word", "a word and a phrase", "two words")
+CHILD_TYPE_NAMES = ("two phrases", "a phrase and a word", "a word and a phrase", "two words")
 Progress = Callable[[int, int], object]  # done, of how many
 
 
 @dataclass(frozen=True, eq=False)
 class Compression:
-    """What became of the rules of a model."""
+    """A compressed model, and what that did to its rules."""
 
     model: Model
-    source: Grammar  # what was compressed
-    factors: Factors | None  # all rules as one CP form, where the method makes one
-    kind: Tensor  # [rules]: 0 .. 3, as in KINDS
-    approximated: Tensor  # [rules]: which are in a CP form of their own
-    gamma: Tensor  # [rules]: ||T - T^||_F of the rules that a Kruskal form of their own was tried for, else nan
-    error: float  # ||T - T^||_F of the whole grammar
-    negative: Tensor  # [rules]: the share of |T^| in entries below zero, of rules with a form of their own, else 0
-    whole: Difference | None  # of T^ and T, where one form stands for all rules
-    before: int  # numbers that the binary rules take
-    after: int
+    source: Grammar  # the grammar before
+    factors: Factors | None  # the CP form of all rules, where the method makes one
+    child_types: Int64[Tensor, "rules"]  # 0 .. 3, as in CHILD_TYPE_NAMES
+    approximated: Bool[Tensor, "rules"]  # which rules are in CP form, each with its factors
+    gamma: Float64[Tensor, "rules"]  # ||T - T^||_F of the rules that such a form was fitted to, else nan
+    error: float  # ||T - T^||_F of all rules together
+    negative: Float64[Tensor, "rules"]  # the share of |T^| in entries below zero of such a form, else 0
+    difference: Difference | None  # between T and T^, where one CP form stands for all rules
+    before: int  # how many numbers the binary rules were
+    after: int  # and how many they are
 
 
 def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
-    """The model with its binary rules in Kruskal form; `options` are those of the method: `rank=8` and so on."""
+    """The model with its binary rules in CP form; `options` are those of the method: `rank=8` and so on."""
     expect("method", method, tuple(METHODS))
     known = set(METHODS[method].__dataclass_fields__) - {"name"}
     for name in options:
@@ -71,23 +72,24 @@ def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -
 
 
 def decompose(model: Model, options: Options, seed: int = 0, progress: Progress | None = None) -> Compression:
+    """The model with its binary rules in CP form, and how far they are from what they were."""
     check(options)
     grammar = model.grammar
     if grammar.binary.compressed:
         raise InputError("the model is compressed already: expected one as job=train makes it.")
     if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
-        options = replace(options, child_types=TOGETHER)  # there is no term for each
-    factors, whole, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)
+        options = replace(options, child_types=TOGETHER)  # there are more types than terms
+    factors, against_source, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)
     if isinstance(options, ALSOptions):
         found = fit_rules(grammar, options, seed, progress)
         small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
         approximated.index_fill_(0, found.used(options.threshold), True)
         error = float(torch.where(gamma <= options.threshold, gamma, 0).norm()) if options.threshold else 0.0
     else:
-        factors = _whole(grammar, options, seed, progress).map(lambda x: x.to(grammar.binary.dtype))
+        factors = _fit_all_rules(grammar, options, seed, progress).map(lambda x: x.to(grammar.binary.dtype))
         small = replace(grammar, binary=WholeCP.from_factors(factors, grammar.binary))
-        whole = difference(rule_tensor(grammar), factors)
-        error = float(whole.error.norm())
+        against_source = difference(rule_tensor(grammar), factors)
+        error = float(against_source.error.norm())
         gamma = torch.full((len(grammar.binary_rules),), torch.nan, dtype=torch.float64)
         negative = torch.zeros_like(gamma)
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
@@ -100,7 +102,7 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         gamma,
         error,
         negative,
-        whole,
+        against_source,
         grammar.binary.size,
         small.binary.size,
     )
@@ -108,20 +110,20 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
 
 @dataclass(frozen=True, eq=False)
 class FittedRules:
-    """Kruskal forms of the rules that would be smaller so; which of them are used is a matter of a threshold."""
+    """CP forms of the rules that they would make smaller; a threshold of their errors decides which are used."""
 
     grammar: Grammar
-    rules: Tensor  # [some]: numbers of the rules that a form was tried for
-    factors: Factors  # of each of them, padded with zeros to the most states of a symbol
-    gamma: Tensor  # [rules], nan where there is no form
-    negative: Tensor  # [rules]
+    rules: Int64[Tensor, "fitted"]  # which rules a form was fitted to, ascending
+    factors: Factors  # of each of them, [fitted, rank, widest]: padded by zeros to the most states of a symbol
+    gamma: Float64[Tensor, "rules"]  # ||T - T^||_F, nan where there is no form
+    negative: Float64[Tensor, "rules"]  # the share of |T^| in entries below zero
 
-    def used(self, threshold: float) -> Tensor:
-        """[some]: the rules whose form is used, ascending."""
+    def used(self, threshold: float) -> Int64[Tensor, "used"]:
+        """The rules whose form is used, ascending."""
         return self.rules[self.gamma[self.rules] <= (threshold or -1)]
 
     def within(self, threshold: float) -> Grammar:
-        """A rule keeps its tensor unless gamma <= threshold; 0 is exact inference."""
+        """The grammar in which a rule has its CP form where gamma <= threshold; at 0 none has."""
         grammar, forms = self.grammar, self.factors
         rules = self.used(threshold)
         chosen = torch.isin(self.rules, rules)
@@ -136,7 +138,10 @@ class FittedRules:
 
 
 def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Progress | None = None) -> FittedRules:
-    """Rules of similar shapes are fitted together, padded by zeros, which least squares keeps."""
+    """A CP form of each rule that it makes smaller, by ALS.
+
+    Rules of nearly one shape are fitted together, padded by zeros; the factors of padding are zeros too.
+    """
     sizes = grammar.states[grammar.binary_rules]
     smaller = options.rank * sizes.sum(1) < sizes.prod(1)
     rounded = 2 ** sizes.double().log2().ceil().long()
@@ -155,12 +160,12 @@ def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Pr
             progress(done, total)
 
     for shape in rounded[rules].unique(dim=0):
-        places = (rounded[rules] == shape).all(1).nonzero().squeeze(1)
+        group = (rounded[rules] == shape).all(1).nonzero().squeeze(1)
         x, y, z = shape.tolist()
-        tensors = grammar.root.new_zeros(len(places), x, y, z)
-        for tensor, rule in zip(tensors, rules[places].tolist(), strict=True):
-            own = grammar.binary.tensor(rule)
-            tensor[: own.shape[0], : own.shape[1], : own.shape[2]] = own
+        tensors = grammar.root.new_zeros(len(group), x, y, z)
+        for tensor, rule in zip(tensors, rules[group].tolist(), strict=True):
+            exact = grammar.binary.tensor(rule)
+            tensor[: exact.shape[0], : exact.shape[1], : exact.shape[2]] = exact
         fit = als(
             tensors,
             options.rank,
@@ -174,16 +179,16 @@ def fit_rules(grammar: Grammar, options: ALSOptions, seed: int = 0, progress: Pr
             advance,
         )
         for into, found in zip(vars(factors).values(), vars(fit.factors).values(), strict=True):
-            into[places, :, : found.shape[2]] = found
-        gamma[rules[places]] = fit.error
+            into[group, :, : found.shape[2]] = found
+        gamma[rules[group]] = fit.error
         approximation = fit.factors.tensor().flatten(1)
         mass = approximation.abs().sum(1).clamp_min(1e-300)
-        negative[rules[places]] = (-approximation.clamp_max(0).sum(1) / mass).double()
+        negative[rules[group]] = (-approximation.clamp_max(0).sum(1) / mass).double()
     return FittedRules(grammar, rules, factors, gamma, negative)
 
 
-def _whole(grammar: Grammar, options: Options, seed: int, progress: Progress | None) -> Factors:
-    """All binary rules together, over the states of all symbols."""
+def _fit_all_rules(grammar: Grammar, options: Options, seed: int, progress: Progress | None) -> Factors:
+    """One CP form of all binary rules, over the states of all symbols."""
     if not len(grammar.binary):
         raise InputError("the grammar has no binary rules to decompose.")
     tensor = rule_tensor(grammar)

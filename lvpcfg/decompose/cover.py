@@ -17,14 +17,15 @@ Crowder 1974):
 import heapq
 
 import torch
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.factors import Factors
 
-STEPS, SHORTEST = 600, 0.01  # subgradient steps at the most, and the factor they end at
+STEPS, SHORTEST = 600, 0.01  # subgradient steps at the most; they end when their factor is below SHORTEST
 PATIENCE = 20  # steps without a better bound before the factor is halved
-GAP = 0.03  # a step aims so far above the best bound
+GAP = 0.03  # a step aims at a bound that is better by this share
 
 
 def cover(tensor: Tensor) -> Factors:
@@ -33,27 +34,27 @@ def cover(tensor: Tensor) -> Factors:
         raise InputError(f"expected a sparse COO tensor of order 3, found {tensor.layout} {tuple(tensor.shape)}.")
     tensor = tensor.detach().coalesce()
     entry = tensor.values().nonzero().squeeze(1)
-    place, values = tensor.indices()[:, entry], tensor.values()[entry]
-    fibre = _fibres(place, tensor.shape)
-    terms, term = _owners(fibre, _worths(fibre)).to(place.device).unique(return_inverse=True)
+    index, values = tensor.indices()[:, entry], tensor.values()[entry]
+    fibre = _fibres(index, tensor.shape)
+    terms, term = _chosen_fibres(fibre, _worths(fibre)).to(index.device).unique(return_inverse=True)
     factors = []
     for mode, size in enumerate(tensor.shape):
         factor = values.new_zeros(len(terms), size)
-        factor[term, place[mode]] = torch.where(terms[term] == fibre[:, mode], values, torch.ones_like(values))
+        factor[term, index[mode]] = torch.where(terms[term] == fibre[:, mode], values, torch.ones_like(values))
         factors.append(factor)
     return Factors(*factors)
 
 
-def _fibres(place: Tensor, shape: torch.Size) -> Tensor:
-    """[entries, 3]: the number of the fibre of each entry along each mode."""
-    a, b, c = place
+def _fibres(index: Int64[Tensor, "3 entries"], shape: torch.Size) -> Int64[Tensor, "entries 3"]:
+    """The number of the fibre of each entry along each mode."""
+    a, b, c = index
     x, y, z = shape
     keys = torch.stack([b * z + c, y * z + a * z + c, (x + y) * z + a * y + b], 1)
     return keys.unique(return_inverse=True)[1]
 
 
-def _worths(fibre: Tensor) -> Tensor:
-    """[entries]: the multipliers y of the best bound that was found."""
+def _worths(fibre: Int64[Tensor, "entries 3"]) -> Float64[Tensor, "entries"]:
+    """The multipliers y of the best bound that was found."""
     size = torch.bincount(fibre.flatten()).double()
     y = best_y = (1 / size[fibre]).amin(1)
     best, step, waited = 0.0, 1.0, 0
@@ -74,9 +75,9 @@ def _worths(fibre: Tensor) -> Tensor:
     return best_y
 
 
-def _owners(fibre: Tensor, worth: Tensor) -> Tensor:
-    """[entries]: the fibre that each goes to."""
-    fibres_of: list[list[int]] = fibre.tolist()  # of each entry, those not dropped
+def _chosen_fibres(fibre: Int64[Tensor, "entries 3"], worth: Float64[Tensor, "entries"]) -> Int64[Tensor, "entries"]:
+    """The fibre that each entry goes to."""
+    fibres_of: list[list[int]] = fibre.tolist()  # the fibres of each entry that are not dropped
     worths: list[float] = worth.tolist()
     entries_of: list[set[int]] = [set() for _ in range(int(fibre.max()) + 1 if len(fibre) else 0)]  # not yet covered
     total = [0.0] * len(entries_of)
@@ -84,14 +85,14 @@ def _owners(fibre: Tensor, worth: Tensor) -> Tensor:
         for f in fibres:
             entries_of[f].add(entry)
             total[f] += worths[entry]
-    owner = [-1] * len(fibres_of)
+    chosen = [-1] * len(fibres_of)
     single = [f for f, entries in enumerate(entries_of) if len(entries) == 1]
     heap = [(-value, f) for f, value in enumerate(total)]
     heapq.heapify(heap)
 
     def take(taken: int) -> None:
         for entry in list(entries_of[taken]):
-            owner[entry] = taken
+            chosen[entry] = taken
             for f in fibres_of[entry]:
                 entries_of[f].discard(entry)
                 total[f] -= worths[entry]
@@ -114,4 +115,4 @@ def _owners(fibre: Tensor, worth: Tensor) -> Tensor:
             take(f)
         elif entries_of[f]:  # it was worth more when it was put there
             heapq.heappush(heap, (-total[f], f))
-    return torch.tensor(owner, dtype=torch.int64)
+    return torch.tensor(chosen, dtype=torch.int64)

@@ -9,6 +9,7 @@ Neither writes T^ out when T is sparse: ||T^||^2 comes from Gram matrices, sum T
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lvpcfg.decompose.options import LOSSES, NONNEGATIVE, NORMALISED, OPTIMISERS, SIGNED, VALUES
@@ -17,14 +18,14 @@ from lvpcfg.grammar.factors import Factors
 
 
 class CPGrammar(nn.Module):
-    """Parameters U [rank, x], V [rank, y], W [rank, z]; what it returns, as `Factors`, depends on `values`.
+    """A CP form with parameters U [rank, x], V [rank, y] and W [rank, z]; calling it returns `Factors`.
 
-    They are the factors themselves ("signed"), their square roots ("nonnegative"), or logits ("normalised") of
-    p(rho | a), p(b | rho), p(c | rho), for which T^[a] sums to `mass`, [x]: the share of binary rules in what a
+    With `values` "signed" the parameters are the factors, with "nonnegative" their square roots. With "normalised" they
+    are logits of p(rho | a), p(b | rho) and p(c | rho), and T^[a] sums to `mass`: the share of binary rules in what a
     rewrites to, 1 unless given.
     """
 
-    mass: Tensor
+    mass: Float[Tensor, "x"]
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class CPGrammar(nn.Module):
         seed: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        mass: Tensor | None = None,
+        mass: Float[Tensor, "x"] | None = None,
     ) -> None:
         super().__init__()
         expect("values", values, VALUES)
@@ -56,18 +57,18 @@ class CPGrammar(nn.Module):
             return Factors(self.u.square(), self.v.square(), self.w.square())
         return Factors(self.u, self.v, self.w)
 
-    def loss(self, target: Tensor, kind: str = "squared") -> Tensor:
-        """How far T^ is from a target [x, y, z], dense or sparse (COO); 0 where they are the same."""
-        expect("loss", kind, LOSSES)
-        if kind == "kl" and self.values == SIGNED:
+    def loss(self, target: Float[Tensor, "x y z"], name: str = "squared") -> Float[Tensor, ""]:
+        """How far T^ is from a target, dense or sparse (COO), by the loss of this name; 0 where they are the same."""
+        expect("loss", name, LOSSES)
+        if name == "kl" and self.values == SIGNED:
             raise InputError(f"the loss is kl and values is {show(self.values)}: expected nonnegative or normalised.")
         factors: Factors = self()
-        if kind == "squared" and not target.is_sparse:
+        if name == "squared" and not target.is_sparse:
             return (target - factors.tensor()).square().sum()
         entries = (target if target.is_sparse else target.to_sparse()).coalesce()
         x, (a, b, c) = entries.values(), entries.indices()
         fitted = (factors.u[:, a] * factors.v[:, b] * factors.w[:, c]).sum(0)
-        if kind == "squared":
+        if name == "squared":
             return x.square().sum() - 2 * (x * fitted).sum() + factors.squared_norm()
         total = (factors.u.sum(1) * factors.v.sum(1) * factors.w.sum(1)).sum()
         return total - x.sum() + (x * (x / fitted).log()).sum()

@@ -1,4 +1,4 @@
-"""Slice SVD: an SVD of each parent's slice T[a], a Kruskal form with one-hot u (Cohen, Satta & Collins 2013, sec. 7).
+"""Slice SVD: an SVD of each parent's slice T[a], a CP form with one-hot u (Cohen, Satta & Collins 2013, sec. 7).
 
 T[a] = sum_i s_ai v_ai w_ai^T,  rank = sum_a r_a,  ||T - T^||_F^2 = the sum of s_ai^2 over the terms left out
 """
@@ -6,6 +6,7 @@ T[a] = sum_i s_ai v_ai w_ai^T,  rank = sum_a r_a,  ||T - T^||_F^2 = the sum of s
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from lvpcfg.errors import InputError
@@ -16,8 +17,8 @@ ROUNDING = 1e-28  # the share of ||T||_F^2 in singular values that are zero but 
 
 @dataclass(frozen=True, eq=False)
 class SliceFit:
-    factors: Factors  # by parent, and for each parent by singular value, the largest first; v and w of length 1
-    error: Tensor  # ||T - T^||_F, one number in float64
+    factors: Factors  # sorted by parent, then by singular value, the largest first; v and w have length 1
+    error: Float64[Tensor, ""]  # ||T - T^||_F
 
 
 def slice_svd(tensor: Tensor, error: float) -> SliceFit:
@@ -33,10 +34,10 @@ def slice_svd(tensor: Tensor, error: float) -> SliceFit:
     entries = (tensor if tensor.is_sparse else tensor.to_sparse()).coalesce()
     index, values = entries.indices(), entries.values().double()
     scale = values.abs().max() if len(values) else values.new_ones(())
-    terms = [_terms(values.new_zeros(0), index[:, :0], tensor.shape)]  # of no slice, so that there is something to join
+    terms = [_terms(values.new_zeros(0), index[:, :0], tensor.shape)]  # no terms, so that torch.cat has an argument
     for parent in index[0].unique():
-        own = index[0] == parent
-        terms.append(_terms(values[own] / scale, index[:, own], tensor.shape))
+        in_slice = index[0] == parent
+        terms.append(_terms(values[in_slice] / scale, index[:, in_slice], tensor.shape))
     lengths, *rows = (torch.cat(parts) for parts in zip(*terms, strict=True))
 
     squares, order = lengths.square().sort()  # small ones are added up first
@@ -48,8 +49,12 @@ def slice_svd(tensor: Tensor, error: float) -> SliceFit:
     return SliceFit(Factors(u * weights.unsqueeze(1), v, w), scale * torch.linalg.vector_norm(missing))
 
 
-def _terms(values: Tensor, index: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Singular values [terms] of the slice with these entries, and its u, v and w [terms, size]."""
+def _terms(
+    values: Float64[Tensor, "entries"], index: Int64[Tensor, "3 entries"], shape: torch.Size
+) -> tuple[
+    Float64[Tensor, "terms"], Float64[Tensor, "terms x"], Float64[Tensor, "terms y"], Float64[Tensor, "terms z"]
+]:
+    """The singular values of the slice with these entries, and its u, v and w."""
     (parents, _), (lefts, row), (rights, column) = (part.unique(return_inverse=True) for part in index)
     written = values.new_zeros(len(lefts), len(rights))
     written[row, column] = values

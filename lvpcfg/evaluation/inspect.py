@@ -12,22 +12,22 @@ from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 
-RULES, WORDS, TYPICAL = 8, 10, 10  # shown of a state
+RULES, WORDS, TYPICAL = 8, 10, 10  # how many are shown of a state
 OTHER = "any other word"
-LEAST = 1e-6  # surplus of a word that is called typical
+LEAST = 1e-6  # a word with less surplus is not called typical
 CHUNK = 4096  # words that are looked up at once
 
 
 @dataclass(frozen=True)
 class Rule:
-    children: tuple[int, ...]  # among the states of all symbols
+    children: tuple[int, ...]  # their numbers among the states of all symbols
     probability: float
 
 
 @dataclass(frozen=True)
 class Word:
     text: str
-    known: bool  # or the name of a class of unknown words
+    known: bool  # False: the text is the name of a class of unknown words
     probability: float
 
 
@@ -37,10 +37,10 @@ class State:
     name: str  # NP-3, or NP where the symbol has one state
     expected: float  # occurrences in a tree
     share: float  # of the occurrences of its symbol
-    ancestors: tuple[int, ...]  # what it came from by splits, number within the symbol, coarsest first
+    ancestors: tuple[int, ...]  # the states that it came from by splits, numbered within the symbol, coarsest first
     rules: tuple[Rule, ...] = ()
     words: tuple[Word, ...] = ()
-    typical: tuple[str, ...] = ()  # more words, which tell it from the other states of its symbol
+    typical: tuple[str, ...] = ()  # more words, likelier here than in the other states of the symbol
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Symbol:
     name: str
     preterminal: bool
     expected: float
-    states: tuple[State, ...]  # those of one ancestor side by side
+    states: tuple[State, ...]  # sorted, so that states of one ancestor are neighbours
 
 
 def look_inside(model: Model) -> list[Symbol]:
-    """Every symbol, the most frequent first."""
+    """What the states of every symbol stand for, the most frequent symbol first."""
     grammar = model.grammar.to("cpu")
     first, inner = grammar.first_state.tolist(), len(grammar.symbols.interminals)
     expected = expected_states(grammar).double()
@@ -75,15 +75,15 @@ def look_inside(model: Model) -> list[Symbol]:
 
 
 def state_names(grammar: Grammar) -> list[str]:
-    """[states]: NP-0, NP-1, ...; a symbol of one state goes by its own name."""
+    """A name for each state: NP-0, NP-1, ...; the name of the symbol where it has one state."""
     numbers = zip(grammar.symbols.names, grammar.states.tolist(), strict=True)
     return [f"{name}-{state}" if m > 1 else name for name, m in numbers for state in range(m)]
 
 
 def likeliest_rules(grammar: Grammar) -> list[tuple[Rule, ...]]:
-    """For every state, binary and unary rules together."""
+    """The likeliest rules of each state, binary and unary ones together."""
     first, m = grammar.first_state.tolist(), grammar.states.tolist()
-    blocks: defaultdict[int, list[tuple[list[int], Tensor]]] = defaultdict(list)  # of each symbol: children, [m, ...]
+    blocks: defaultdict[int, list[tuple[list[int], Tensor]]] = defaultdict(list)  # by parent: children, T [m, ...]
     binary = grammar.binary.written_out()
     for rule, (parent, *children) in enumerate(binary.rules.tolist()):
         blocks[parent].append((children, binary.tensor(rule).detach().flatten(1)))
@@ -108,9 +108,10 @@ def likeliest_rules(grammar: Grammar) -> list[tuple[Rule, ...]]:
 
 
 def likeliest_words(model: Model, share: Tensor) -> list[tuple[tuple[Word, ...], tuple[str, ...]]]:
-    """For every state of the preterminals its likeliest words, and others that are typical of it.
+    """The likeliest words of each state of the preterminals, and other words that are typical of it.
 
-    Typical is what adds most to the divergence of q from its mean over the states of the symbol: q log(q / mean).
+    A word is typical where q log(q / mean) is large: what it adds to the divergence of q from the mean over the states
+    of the symbol.
     """
     grammar, lexicon = model.grammar.to("cpu"), model.lexicon
     inner = len(grammar.symbols.interminals)
@@ -138,7 +139,7 @@ def likeliest_words(model: Model, share: Tensor) -> list[tuple[tuple[Word, ...],
 
 
 def _best(value: Tensor, entry: Tensor, more: Tensor, more_entry: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The largest of each column, and what they belong to."""
+    """The largest values of each column, and their entries."""
     value, entry = torch.cat([value, more]), torch.cat([entry, more_entry])
     best, place = value.topk(min(most, len(value)), dim=0)
     return best, entry.gather(0, place)

@@ -35,7 +35,7 @@ em { color: var(--faint); }
 
 
 def page(symbols: Sequence[Symbol], title: str, summary: str) -> str:
-    """`symbols` in the order in which they shall stand."""
+    """The page; `symbols` stand on it in their order."""
     names = {state.number: state.name for symbol in symbols for state in symbol.states}
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -83,7 +83,7 @@ def _section(place: int, symbol: Symbol, names: dict[int, str]) -> str:
 
 
 def _levels(states: Sequence[State]) -> list[list[str]]:
-    """For each cycle that split the symbol, the cells in front of its rows: one over all states of an ancestor."""
+    """For each cycle that split the symbol, the cells in front of the rows: one for all states of an ancestor."""
     levels: list[list[str]] = []
     before = 1
     for level in range(len(states[0].ancestors)):

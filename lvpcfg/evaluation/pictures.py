@@ -28,24 +28,24 @@ OVER_THRESHOLDS = {  # figures of a row and what they are called
     "f1": "F1",
 }
 OVER_RANKS = {"inside_outside": "seconds a sentence, inside-outside", "kl": "KL divergence, nats a tree", "f1": "F1"}
-WHOLE: dict[str, dict[str, Any]] = {
+OF_ONE_FORM: dict[str, dict[str, Any]] = {
     APR: {"marker": "."},
     COVER: {"marker": "s", "linestyle": ""},
     SVD: {"marker": "^", "linestyle": ""},
 }
-EXACTLY = 1e-9  # a divergence below it is rounding
-ROUNDING = 1e-16  # errors below it are none, and logarithms need a number
+EXACTLY = 1e-9  # divergences below it are rounding
+ROUNDING = 1e-16  # smaller errors are drawn here, since the axis is logarithmic
 
 
 def _figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
-    from matplotlib.figure import Figure  # half a second that whoever draws nothing need not wait
+    from matplotlib.figure import Figure  # takes half a second, so it is imported when something is drawn
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
-    """Trees one above the other, by title; what the tree titled `gold` does not have is red in the others."""
+    """Trees one above the other, with their titles; brackets that the tree titled `gold` does not have are red."""
     places = {title: _layout(tree) for title, tree in trees.items()}
     width = max(place.end for some in places.values() for place in some)
     height = max(place.y for some in places.values() for place in some)
@@ -109,7 +109,7 @@ def _draw(axes: Axes, places: list[_Place], known: set[tuple[int, int, str]] | N
 
 
 def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
-    """The number of states of each symbol, most first, in a column for each kind of symbol."""
+    """The number of states of each symbol, most first, in a column for phrases, tags and so on."""
     longest = max(len(some) for some in states.values())
     most = max(number for some in states.values() for _, number in some)
     figure = _figure(4.5 * len(states), max(2.5, 0.19 * longest + 0.8))
@@ -142,7 +142,7 @@ def draw_seconds(seconds: dict[str, float]) -> Figure:
 
 
 def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
-    """The share of rules of each class with an error up to gamma, and the threshold."""
+    """The share of rules with an error up to gamma, a line for each type of children; and the threshold."""
     figure = _figure(6.4, 4)
     axes = figure.add_subplot()
     for name, some in errors.items():
@@ -159,10 +159,10 @@ def draw_errors(errors: dict[str, Sequence[float]], threshold: float) -> Figure:
 
 
 def draw_tradeoff(rows: Sequence[Row]) -> Figure:
-    """Time and F1: over the threshold for grammars with latent states (Cohen & Collins 2012), over the rank for whole
-    grammars without (Cohen, Satta & Collins 2013). A colour is a model, a line style a rank.
+    """Time and F1: over the threshold for grammars with latent states (Cohen & Collins 2012), over the rank for those
+    without (Cohen, Satta & Collins 2013). A colour is a model, a line style a rank.
 
-    Times are ratios times the exact grammar's: what was measured in turns, and not at different hours.
+    A time is its ratio to the exact grammar's, measured in the same minutes, times the exact grammar's.
     """
     exact = {row.label: row for row in rows if row.method == EXACT}
     rows = [
@@ -175,11 +175,11 @@ def draw_tradeoff(rows: Sequence[Row]) -> Figure:
         if row.label in exact
     ]
     latent = [row for row in rows if row.states > 1]
-    whole = [row for row in rows if row.states == 1]
-    kinds = [(some, draw) for some, draw in ((latent, _over_thresholds), (whole, _over_ranks)) if some]
-    figure = _figure(12, 3.8 * len(kinds))
-    for number, (some, draw) in enumerate(kinds):
-        draw([figure.add_subplot(len(kinds), 3, 3 * number + column) for column in (1, 2, 3)], some)
+    without = [row for row in rows if row.states == 1]
+    lines = [(some, draw) for some, draw in ((latent, _over_thresholds), (without, _over_ranks)) if some]
+    figure = _figure(12, 3.8 * len(lines))
+    for number, (some, draw) in enumerate(lines):
+        draw([figure.add_subplot(len(lines), 3, 3 * number + column) for column in (1, 2, 3)], some)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
@@ -207,7 +207,7 @@ def _over_thresholds(panels: Sequence[Axes], rows: list[Row]) -> None:
 def _over_ranks(panels: Sequence[Axes], rows: list[Row]) -> None:
     for colour, label in enumerate(dict.fromkeys(row.label for row in rows)):
         own = [row for row in rows if row.label == label]
-        for method, line in WHOLE.items():
+        for method, line in OF_ONE_FORM.items():
             points = sorted(((row.rank, row) for row in own if row.method == method), key=lambda point: point[0])
             if points:
                 line = line | {"color": f"C{colour % 10}"}

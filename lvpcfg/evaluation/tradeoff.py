@@ -15,7 +15,7 @@ EXACT, ALS, APR, COVER, SVD = METHODS = ("exact", "als", "apr", "cover", "svd")
 
 @dataclass(frozen=True)
 class Row:
-    """Times are seconds a sentence; what does not apply is nan."""
+    """Times are seconds a sentence; figures that do not apply are nan."""
 
     setting: str  # its name
     model: str  # folder
@@ -26,10 +26,10 @@ class Row:
     threshold: float  # of als; 0: exact
     rules: int
     approximated: int
-    gamma: float  # largest ||T - T^||_F of a rule that is approximated; Delta, of all together, for whole grammars
-    kl: float  # nats a tree, for whole grammars
-    numbers: int  # that the binary rules take
-    fit_seconds: float  # of the decomposition, once
+    gamma: float  # the largest ||T - T^||_F of a rule in CP form; for one CP form of all rules Delta, of all together
+    kl: float  # nats a tree, for one CP form of all rules
+    numbers: int  # how many the binary rules are
+    fit_seconds: float  # what the decomposition took
     sentences: int
     precision: float
     recall: float
@@ -38,10 +38,10 @@ class Row:
     fallbacks: int
     negative_rules: int
     seconds: float  # without decoding: the sum of the next four
-    coarse: float  # charts without states
-    gather: float  # what they leave
-    middle: float  # grammars with few states
-    plan: float
+    coarse: float  # charts of the coarse grammar
+    gather: float  # collecting what they leave
+    middle: float  # forests of grammars with few states
+    plan: float  # of the forests
     inside_outside: float
     decode: float
     ratio: float  # of `seconds` to those of the exact grammar, measured in the same minutes
@@ -50,16 +50,16 @@ class Row:
 
     @property
     def share(self) -> float:
-        """Of the rules that are approximated, in percent."""
+        """The share of the rules that are approximated, in percent."""
         return 100 * self.approximated / max(1, self.rules)
 
 
-KINDS: dict[str, Any] = {field.name: field.type for field in fields(Row)}
+COLUMNS: dict[str, Any] = {field.name: field.type for field in fields(Row)}  # their types by their names
 
 
 def write_rows(rows: Sequence[Row]) -> str:
     stream = io.StringIO()
-    table = csv.DictWriter(stream, list(KINDS), lineterminator="\n")
+    table = csv.DictWriter(stream, list(COLUMNS), lineterminator="\n")
     table.writeheader()
     table.writerows(map(asdict, rows))
     return stream.getvalue()
@@ -69,13 +69,13 @@ def read_rows(path: PathLike) -> list[Row]:
     """The rows of a `tradeoff.csv`."""
     found = csv.DictReader(io.StringIO(read_text(path)))
     try:
-        return [Row(**{name: kind(row[name]) for name, kind in KINDS.items()}) for row in found]
+        return [Row(**{name: column(row[name]) for name, column in COLUMNS.items()}) for row in found]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{show(str(path), 200)} is not a table of job=tradeoff: {show(str(error))}.") from None
 
 
 def plain(row: Row) -> dict[str, object]:
-    """As JSON, which has no infinity, can hold it."""
+    """A row for JSON, which has neither infinity nor nan: None in their place."""
     values = asdict(row) | {"share": row.share}
     missing = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
     return {name: None if name in missing else value for name, value in values.items()}

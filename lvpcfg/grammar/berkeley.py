@@ -22,7 +22,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_text
 from lvpcfg.grammar.coarse import is_large, projected_coarse
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.model import MOST_STATES, Model
+from lvpcfg.grammar.model import MOST_STATES, Model, problem_with_marks
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.binarisation import INTERMEDIATE, Binarisation
@@ -52,6 +52,9 @@ def read_berkeley(prefix: PathLike, lexicon: bool = True) -> Model:
     binary = _read_rules(f"{name}.binary", 3, numbers)
     unary = _read_rules(f"{name}.unary", 2, numbers)
     layout = _Layout(numbers, {_symbol(rule[0]) for rule in (*binary, *unary)})
+    problem = problem_with_marks(layout.symbols)
+    if problem:
+        raise InputError(f"the grammar {show(name, 200)} cannot be used: {problem}.")
     words, table = _lexical(_read_lexicon(f"{name}.lexicon", layout.tags) if lexicon else {}, sum(layout.tags.values()))
     binary_rules, binary_values = layout.blocks(binary, 3)
     unary_rules, unary_values = layout.blocks(unary, 2)

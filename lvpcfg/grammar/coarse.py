@@ -13,14 +13,14 @@ from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.projection import nonnegative, projected
 
-MANY = 128  # phrase symbols: unary rules between all of them make whole charts slow to decode
+MANY = 128  # interminals: with unary rules between all of them, full charts are slow to decode
 
 
 @dataclass(frozen=True, eq=False)
 class CoarseGrammar:
     grammar: Grammar  # over the symbols, rules and words of the model
-    # Its binary rules as one exact sum of terms [interminals, symbols, symbols], each rule in one term; None until it
-    # is needed, since it takes a while to find.
+    # An exact CP form [interminals, symbols, symbols] of its binary rules, with each rule in one term. It takes a while
+    # to find, and is None until it is needed.
     cover: Factors | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "CoarseGrammar":
@@ -29,11 +29,12 @@ class CoarseGrammar:
 
 
 def is_large(grammar: Grammar) -> bool:
-    """Whether its charts are worth pruning."""
+    """Whether pruning saves time in its charts."""
     return bool((grammar.states > 1).any()) or len(grammar.symbols.interminals) > MANY
 
 
 def projected_coarse(grammar: Grammar) -> CoarseGrammar:
+    """The projection of a grammar to one state for each symbol, by how often its states occur in a tree."""
     grammar = nonnegative(grammar)
     return CoarseGrammar(
         projected(grammar, expected_states(grammar), torch.zeros_like(grammar.symbol_of_state)).grammar

@@ -1,17 +1,17 @@
 """What a grammar is expected to produce: M_ab, the expected number of b's in one rewrite of a."""
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lvpcfg.grammar.grammar import Grammar
 
 
-def expected_states(grammar: Grammar) -> Tensor:
-    """[states]: how often each occurs in a tree, v = root + M^T v.
+def expected_states(grammar: Grammar) -> Float[Tensor, "states"]:
+    """How often each state occurs in a tree: v = root + M^T v.
 
     M is B + R, of binary and unary rules. Where R is closed, a span has one chain at the most: v = (I + R)^T (root +
-    B^T v). A grammar that is not tight, or signed, may have no such v that is a number of occurrences: then all states
-    count alike.
+    B^T v). Of a grammar that is not tight, or signed, v may be negative or infinite: then it is 1 for every state.
     """
     inner = grammar.interminal_states
     binary, unary = rewrites(grammar)
@@ -27,13 +27,15 @@ def expected_states(grammar: Grammar) -> Tensor:
     return expected.to(grammar.root.dtype)
 
 
-def rewrites(grammar: Grammar) -> tuple[Tensor, Tensor]:
-    """B and R, [interminal states, states], float64."""
+def rewrites(
+    grammar: Grammar,
+) -> tuple[Float64[Tensor, "interminal_states states"], Float64[Tensor, "interminal_states states"]]:
+    """B and R: how often each state is a child in one rewrite by a binary rule, and by a unary rule."""
     return grammar.binary.rewrites().detach(), grammar.unary_matrix().detach().double()
 
 
 def spectral_radius(grammar: Grammar) -> float:
-    """Of M between phrases: a normalised grammar is tight where it is below 1.
+    """The spectral radius of M between interminal states: a normalised grammar is tight where it is below 1.
 
     Where unary rules are closed, a rewrite is a binary rule and then at most one chain above each child.
     """

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -11,9 +12,9 @@ from torch import Tensor
 class Factors:
     """U, V, W with rows u_rho, v_rho, w_rho; the weight of a term is in its u."""
 
-    u: Tensor  # [..., rank, x]: parent
-    v: Tensor  # [..., rank, y]: left child
-    w: Tensor  # [..., rank, z]: right child
+    u: Float[Tensor, "*batch rank x"]  # parent
+    v: Float[Tensor, "*batch rank y"]  # left child
+    w: Float[Tensor, "*batch rank z"]  # right child
 
     @property
     def rank(self) -> int:
@@ -22,11 +23,11 @@ class Factors:
     def map(self, function: Callable[[Tensor], Tensor]) -> "Factors":
         return Factors(function(self.u), function(self.v), function(self.w))
 
-    def tensor(self) -> Tensor:
-        """T written out, [..., x, y, z]."""
+    def tensor(self) -> Float[Tensor, "*batch x y z"]:
+        """T written out."""
         return torch.einsum("...rx,...ry,...rz->...xyz", self.u, self.v, self.w)
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self) -> Float[Tensor, "*batch"]:
         """||T||_F^2, without writing T out."""
         grams = (factor @ factor.transpose(-1, -2) for factor in (self.u, self.v, self.w))
         product = torch.ones((), dtype=self.u.dtype, device=self.u.device)

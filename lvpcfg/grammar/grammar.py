@@ -6,14 +6,15 @@
     Q^{a -> x}       [m_a]             lexical
 
 For every (a, h): sum of t over rules and states, plus r, plus sum of q over x, is 1; sum of pi is 1.
-The blocks of pi and R differ in shape, so they are kept end to end in one vector each. How T is kept is the
-business of `BinaryRules`.
+The blocks of pi and R differ in shape, so they are kept end to end in one vector each. T is kept by a
+representation of binary rules, `BinaryRules`.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lvpcfg.grammar.rules import BinaryRules, starts_of
@@ -25,27 +26,27 @@ from lvpcfg.trees.treebank import Symbols
 class Grammar:
     symbols: Symbols
     binary: BinaryRules  # all T, and the numbers of states
-    unary_rules: Tensor  # [rules, 2]: a, b
-    unary: Tensor  # [sum of m_a m_b]: all R, end to end, each in row-major order
-    root: Tensor  # [sum of m_a]: all pi^a
+    unary_rules: Int64[Tensor, "rules 2"]  # a, b
+    unary: Float[Tensor, "numbers"]  # m_a m_b of each rule: all R, end to end, each in row-major order
+    root: Float[Tensor, "states"]  # all pi^a, end to end
     lexical: LexicalTable  # Q over the states of the preterminals
-    # [levels, states]: the states that each came from by splits, number within the symbol, coarsest first.
-    hierarchy: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
-    closed: bool = False  # R holds whole chains of unary rules, one or none for a span, instead of single rules
+    # The states that each state came from by splits, numbered within its symbol, the coarsest level first.
+    hierarchy: Int64[Tensor, "levels _"] = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    closed: bool = False  # R holds chains of unary rules from end to end, one or none for a span, not single rules
 
     @property
-    def states(self) -> Tensor:
-        """[symbols]: m_a"""
+    def states(self) -> Int64[Tensor, "symbols"]:
+        """m_a of each symbol."""
         return self.binary.states
 
     @property
-    def binary_rules(self) -> Tensor:
-        """[rules, 3]: a, b, c"""
+    def binary_rules(self) -> Int64[Tensor, "rules 3"]:
+        """a, b, c"""
         return self.binary.rules
 
     @property
-    def first_state(self) -> Tensor:
-        """[symbols + 1]: where the states of each symbol begin among the states of all."""
+    def first_state(self) -> Int64[Tensor, "symbols_plus_1"]:
+        """The number of the first state of each symbol, among the states of all symbols; then how many these are."""
         return self.binary.first_state
 
     @property
@@ -54,29 +55,29 @@ class Grammar:
         return self.binary.interminal_states
 
     @cached_property
-    def symbol_of_state(self) -> Tensor:
-        """[states of all symbols]"""
+    def symbol_of_state(self) -> Int64[Tensor, "states"]:
+        """The symbol that each state belongs to."""
         return torch.repeat_interleave(self.states, output_size=len(self.root))
 
     @cached_property
-    def unary_starts(self) -> Tensor:
-        """[rules + 1]: where each R begins in `unary`."""
+    def unary_starts(self) -> Int64[Tensor, "rules_plus_1"]:
+        """Where each R begins in `unary`, and the end of the last."""
         return starts_of(self.states[self.unary_rules].prod(1))
 
-    def unary_tensor(self, rule: int) -> Tensor:
-        """R of one rule, [m_a, m_b], a view."""
+    def unary_tensor(self, rule: int) -> Float[Tensor, "x y"]:
+        """R of one rule, [m_a, m_b], a view of `unary`."""
         begin, end = self.unary_starts[rule : rule + 2].tolist()
         return self.unary[begin:end].view(*self.states[self.unary_rules[rule]].tolist())
 
-    def unary_states(self) -> tuple[Tensor, Tensor]:
-        """The parent state and the child state of each number of `unary`, [numbers] each."""
+    def unary_states(self) -> tuple[Int64[Tensor, "numbers"], Int64[Tensor, "numbers"]]:
+        """The parent state and the child state of each number of `unary`."""
         m, (a, b) = self.states, self.unary_rules.unbind(1)
         rule = torch.repeat_interleave(m[a] * m[b], output_size=len(self.unary))
         within = torch.arange(len(self.unary), device=m.device) - self.unary_starts[rule]
         return self.first_state[a[rule]] + within // m[b[rule]], self.first_state[b[rule]] + within % m[b[rule]]
 
-    def unary_matrix(self) -> Tensor:
-        """R of all unary rules as one matrix, [interminal states, states]."""
+    def unary_matrix(self) -> Float[Tensor, "interminal_states states"]:
+        """R of all unary rules as one matrix."""
         inner, states = self.interminal_states, len(self.root)
         parent, child = self.unary_states()
         return (
@@ -93,12 +94,12 @@ class Grammar:
         tensors = (self.root, self.unary, self.lexical.value, self.lexical.backoff)
         return self.binary.signed or any(bool((tensor < 0).any()) for tensor in tensors)
 
-    def row_sums(self) -> Tensor:
-        """[states of all symbols]: what each (a, h) rewrites to in all; 1 in a normalised grammar."""
+    def row_sums(self) -> Float[Tensor, "states"]:
+        """The sum of everything that each (a, h) rewrites to; 1 in a normalised grammar."""
         return self.binary.row_sums() + self.row_sums_without_binary()
 
-    def row_sums_without_binary(self) -> Tensor:
-        """[states of all symbols]: the same of unary rules and words alone."""
+    def row_sums_without_binary(self) -> Float[Tensor, "states"]:
+        """The sum of the unary rules and words alone that each (a, h) rewrites to."""
         return torch.cat([self.unary_matrix().sum(1), self.lexical.column_sums()])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Grammar":

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from jaxtyping import Float, Int64
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
@@ -27,7 +29,7 @@ from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
-from lvpcfg.trees.binarisation import RIGHT, Binarisation
+from lvpcfg.trees.binarisation import INTERMEDIATE, RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 
@@ -43,7 +45,9 @@ FORMER_TENSORS = {
     for old, new in FORMER.items()
     for name in ("cp_rules", "u", "v", "w")
 }
-PART = 1 << 22  # numbers looked at at once
+PART = 1 << 22  # numbers that are checked at once
+# What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
+INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +96,17 @@ class Model:
                 reader.tensors = _parse_tensors(data, reader)
                 return reader.model()
         reader.refuse(f"{TENSORS} is missing, truncated, or not the one {JSON} was written with")
+
+
+def problem_with_marks(symbols: Symbols) -> str | None:
+    """Why binarisation could not be undone on trees with these symbols, if so: those that begin with @ are dropped."""
+    for name in symbols.preterminals:
+        if name.startswith(INTERMEDIATE):
+            return f"its preterminal {show(name)} begins with {INTERMEDIATE}, which marks phrases made by binarisation"
+    for name in symbols.interminals:
+        if name.startswith(INTERMEDIATE) and not INTERMEDIATE_SYMBOL.fullmatch(name):
+            return f"its interminal {show(name)} is no symbol that binarisation makes, such as '@S' or '@S|NP'"
+    return None
 
 
 def _tensors(model: Model) -> dict[str, Tensor]:
@@ -212,6 +227,9 @@ class _Reader:
 
     def model(self) -> Model:
         symbols = Symbols(self.names("interminals"), self.names("preterminals"))
+        problem = problem_with_marks(symbols)
+        if problem:
+            self.refuse(problem)
         states = self.integers("states")
         if len(states) != len(symbols) or not symbols.preterminals:
             self.refuse(f"it has {len(symbols)} symbols but {len(states)} numbers of states")
@@ -269,7 +287,7 @@ class _Reader:
         return REPRESENTATIONS[name], _BinaryReader(self, name, about)
 
     def rank(self, name: str) -> int:
-        """Of a Kruskal form; 0 where there is none, as in the models of older versions."""
+        """The rank of a CP form; 0 where there is none, as in the models of older versions."""
         rank: int = self.get(f"{name}_rank", int) if f"{name}_rank" in self.description else 0
         if not 0 <= rank <= MOST_STATES:
             self.refuse(f"'{name}_rank' is {show(rank)}: expected a number from 0 to {MOST_STATES}")
@@ -286,7 +304,7 @@ class _Reader:
             )
         )
 
-    def hierarchy(self, states: list[int]) -> Tensor:
+    def hierarchy(self, states: list[int]) -> Int64[Tensor, "levels _"]:
         ancestors = self.indices("hierarchy")
         if len(ancestors) % sum(states):
             self.refuse(f"the tensor 'hierarchy' has {len(ancestors)} numbers, no multiple of {sum(states)} states")
@@ -317,10 +335,10 @@ class _Reader:
         value = self.floats(f"{name}.value", len(state))
         return LexicalTable(row, state, value, weight, source, backoff, widest=int((row[1:] - row[:-1]).max()))
 
-    def get(self, key: str, kind: type) -> Any:
+    def get(self, key: str, expected: type) -> Any:
         value = self.description.get(key)
-        if type(value) is not kind:
-            self.refuse(f"{JSON} should have {kind.__name__} under {key!r}, found {show(value)}")
+        if type(value) is not expected:
+            self.refuse(f"{JSON} should have {expected.__name__} under {key!r}, found {show(value)}")
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
@@ -355,8 +373,8 @@ class _Reader:
                 return Binarisation(**options)
         self.refuse(f"'binarisation' is {show(options)}, which this version does not understand")
 
-    def floats(self, name: str, size: int) -> Tensor:
-        """A vector of `size` finite numbers, all of one type for the whole model."""
+    def floats(self, name: str, size: int) -> Float[Tensor, "{size}"]:
+        """A vector of `size` finite numbers, of the one floating-point type that all tensors of the model have."""
         tensor = self.tensor(name)
         if len(tensor) != size:
             self.refuse(f"the tensor {name!r} has {len(tensor)} numbers, expected {show(size)}")
@@ -366,7 +384,7 @@ class _Reader:
             self.refuse(f"the tensor {name!r} holds numbers that are not finite")
         return tensor
 
-    def indices(self, name: str) -> Tensor:
+    def indices(self, name: str) -> Int64[Tensor, "_"]:
         tensor = self.tensor(name)
         if tensor.dtype != torch.int64:
             self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected int64")
@@ -392,10 +410,10 @@ class _BinaryReader:
             return f"binary.{tensor}"
         return FORMER_TENSORS.get((self.representation, tensor), "binary")
 
-    def floats(self, name: str, size: int) -> Tensor:
+    def floats(self, name: str, size: int) -> Float[Tensor, "{size}"]:
         return self.reader.floats(self.name(name), size)
 
-    def indices(self, name: str) -> Tensor:
+    def indices(self, name: str) -> Int64[Tensor, "_"]:
         return self.reader.indices(self.name(name))
 
     def size(self, name: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lvpcfg.grammar.grammar import Grammar
@@ -17,14 +18,14 @@ from lvpcfg.grammar.rules import end_to_end, padded, starts_of
 @dataclass(frozen=True, eq=False)
 class Projection:
     grammar: Grammar
-    words: Tensor  # [tag states, coarse tag states]: fine lexical parameters @ this are the coarse ones
-    expected: Tensor  # [coarse states]: how often each is expected
+    words: Float[Tensor, "tag_states coarse_tag_states"]  # fine lexical parameters @ this are the coarse ones
+    expected: Float[Tensor, "coarse_states"]  # how often each occurs in a tree
 
 
-def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projection:
-    """The grammar whose states are those that `ancestor` [states] names, numbered within their symbols.
+def projected(grammar: Grammar, expected: Float[Tensor, "states"], ancestor: Int64[Tensor, "states"]) -> Projection:
+    """The grammar over coarser states: `ancestor` is the coarse state of each state, numbered within its symbol.
 
-    `expected` [states] is how often each state is expected, see `expected_states`.
+    `expected` is how often each state occurs in a tree, see `expected_states`.
     """
     symbol, device = grammar.symbol_of_state, grammar.root.device
     states = torch.ones_like(grammar.states).scatter_reduce(0, symbol, ancestor + 1, "amax")
@@ -41,7 +42,7 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
     tags, coarse_tags = int(grammar.first_state[inner]), int(first[inner])  # where the states of tags begin
     fold = expected.new_zeros(len(symbol), int(first[-1]))
     fold[torch.arange(len(symbol), device=device), coarse] = share
-    one = replace(
+    coarse_grammar = replace(
         grammar,
         binary=grammar.binary.transformed(tuple(states.tolist()), *member),
         unary=_unary(grammar, states, *member),
@@ -49,23 +50,28 @@ def projected(grammar: Grammar, expected: Tensor, ancestor: Tensor) -> Projectio
         lexical=grammar.lexical.fold(share[tags:], coarse[tags:] - coarse_tags, int(first[-1]) - coarse_tags),
         hierarchy=grammar.hierarchy.new_zeros(0, int(first[-1])),
     )
-    return Projection(one, fold[tags:, coarse_tags:], total)
+    return Projection(coarse_grammar, fold[tags:, coarse_tags:], total)
 
 
-def _unary(grammar: Grammar, states: Tensor, parent: Tensor, child: Tensor) -> Tensor:
+def _unary(
+    grammar: Grammar,
+    states: Int64[Tensor, "symbols"],
+    parent: Float[Tensor, "symbols m coarse_m"],
+    child: Float[Tensor, "symbols m coarse_m"],
+) -> Float[Tensor, "numbers"]:
     """All R over the coarse states, end to end; see `BinaryRules.transformed`."""
     rules = grammar.unary_rules
 
-    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        for some, matrices in padded(grammar.states, rules, grammar.unary_starts, grammar.unary):
-            a, b = rules[some].unbind(1)
+    def groups() -> Iterator[tuple[Tensor, Tensor]]:
+        for group, matrices in padded(grammar.states, rules, grammar.unary_starts, grammar.unary):
+            a, b = rules[group].unbind(1)
             p, c = parent[a, : matrices.shape[1]], child[b, : matrices.shape[2]]
-            yield some, torch.einsum("rxy,rxi,ryj->rij", matrices, p, c)
+            yield group, torch.einsum("rxy,rxi,ryj->rij", matrices, p, c)
 
-    return end_to_end(pieces(), states[rules], grammar.unary)
+    return end_to_end(groups(), states[rules], grammar.unary)
 
 
 def nonnegative(grammar: Grammar) -> Grammar:
-    """A grammar to prune by: its rules as tensors, with 0 for what approximations took below."""
+    """A grammar to prune by: its rules as tensors, with 0 in place of negative numbers."""
     binary = grammar.binary.listed()
     return replace(grammar, binary=replace(binary, values=binary.values.clamp_min(0)), unary=grammar.unary.clamp_min(0))

@@ -1,10 +1,11 @@
-"""Binary rules of which some are in CP form, each for itself (Cohen & Collins 2012)."""
+"""Binary rules of which some are in CP form, each with factors of its own (Cohen & Collins 2012)."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lvpcfg.grammar.factors import Factors
@@ -25,15 +26,15 @@ from lvpcfg.grammar.rules import (
 class RuleCP(BinaryRules):
     """T = sum_rho u_rho v_rho w_rho for the rules `cp_rules`, all of one rank; the others are tensors."""
 
-    values: Tensor  # all other T, end to end
-    cp_rules: Tensor  # [some]: numbers of rules, ascending
-    u: Tensor  # [some, rank, widest]: states that a symbol does not have are zeros
-    v: Tensor
-    w: Tensor
+    values: Float[Tensor, "numbers"]  # all other T, end to end
+    cp_rules: Int64[Tensor, "cp_rules"]  # rows of `rules`, ascending
+    u: Float[Tensor, "cp_rules rank widest"]  # zeros for states that a symbol does not have
+    v: Float[Tensor, "cp_rules rank widest"]
+    w: Float[Tensor, "cp_rules rank widest"]
 
     name: ClassVar[str] = "rule_cp"
     parameters: ClassVar[tuple[str, ...]] = ("values", "u", "v", "w")
-    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "is_cp", "exact_rules", "places", "parent_states")
+    structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "is_cp", "exact_rules", "layout", "parent_states")
 
     @property
     def factors(self) -> Factors:
@@ -44,8 +45,8 @@ class RuleCP(BinaryRules):
         return self.values.numel() + self.factors.rank * int(self.states[self.rules[self.cp_rules]].sum())
 
     @cached_property
-    def is_cp(self) -> Tensor:
-        """[rules]"""
+    def is_cp(self) -> Bool[Tensor, "rules"]:
+        """Which rules are in CP form."""
         none = torch.zeros(len(self.rules), dtype=torch.bool, device=self.rules.device)
         return none.index_fill(0, self.cp_rules, True)
 
@@ -59,55 +60,58 @@ class RuleCP(BinaryRules):
 
     @property
     def exact(self) -> RuleTensors:
-        """The rules that are tensors."""
+        """The rules that are kept as tensors."""
         return self.exact_rules.with_tensors({"values": self.values})
 
     @cached_property
-    def places(self) -> tuple[int, Tensor, list[tuple[Tensor, list[int], Tensor]]]:
-        """How rules are written out, all T end to end.
+    def layout(
+        self,
+    ) -> tuple[int, Int64[Tensor, "numbers"], list[tuple[Int64[Tensor, "_"], list[int], Int64[Tensor, "_ _ _ _"]]]]:
+        """How all rules are written out into one vector, all T end to end.
 
-        The number of numbers, where those of `values` go, and for groups of similar rules in CP form: which they are,
-        the shape they are padded to, and where their numbers go, [some, x, y, z].
+        Returns the length of that vector, the position in it of each number of `values`, and for each group of rules
+        in CP form that are nearly of one shape: which of `cp_rules` they are, the shape [x, y, z] that they are padded
+        to, and the positions of their numbers, [group, x, y, z].
         """
         sizes = self.states[self.rules]
         volume = sizes.prod(1)
         starts, total = starts_of(volume), int(volume.sum())
         exact = torch.repeat_interleave(~self.is_cp, volume).nonzero().squeeze(1)
         groups = []
-        for some, shape in similar(sizes[self.cp_rules]):
-            rules = self.cp_rules[some]
-            groups.append((some, shape, within_padding(starts[rules], sizes[rules], shape, total)))
+        for group, shape in similar(sizes[self.cp_rules]):
+            rules = self.cp_rules[group]
+            groups.append((group, shape, within_padding(starts[rules], sizes[rules], shape, total)))
         return total, exact, groups
 
     def written_out(self) -> RuleTensors:
-        total, exact, groups = self.places
-        values = self.values.new_zeros(total + 1).index_copy(0, exact, self.values)  # the last takes the padding
-        for some, (x, y, z), place in groups:
-            u, v, w = (factor.index_select(0, some) for factor in (self.u, self.v, self.w))
+        total, exact, groups = self.layout
+        values = self.values.new_zeros(total + 1).index_copy(0, exact, self.values)  # padding goes to the last number
+        for group, (x, y, z), position in groups:
+            u, v, w = (factor.index_select(0, group) for factor in (self.u, self.v, self.w))
             tensors = Factors(u[..., :x], v[..., :y], w[..., :z]).tensor()
-            values = values.index_copy(0, place.flatten(), tensors.flatten())
+            values = values.index_copy(0, position.flatten(), tensors.flatten())
         return RuleTensors(self.state_counts, self.interminals, self.rules, values[:-1])
 
-    def tensor(self, rule: int) -> Tensor:
+    def tensor(self, rule: int) -> Float[Tensor, "x y z"]:
         if not bool(self.is_cp[rule]):
             return self.exact.tensor(int((~self.is_cp[:rule]).sum()))
-        place = int(self.is_cp[:rule].sum())
+        row = int(self.is_cp[:rule].sum())
         x, y, z = self.states[self.rules[rule]].tolist()
-        return Factors(self.u[place, :, :x], self.v[place, :, :y], self.w[place, :, :z]).tensor()
+        return Factors(self.u[row, :, :x], self.v[row, :, :y], self.w[row, :, :z]).tensor()
 
     @cached_property
-    def parent_states(self) -> Tensor:
-        """[some, widest]: the (a, h) that each column of U belongs to; those that a symbol lacks have some other."""
+    def parent_states(self) -> Int64[Tensor, "cp_rules widest"]:
+        """The parent (a, h) of each column of U; where the symbol has no such state, the column is zero and any do."""
         state = self.first_state[self.rules[self.cp_rules, 0]].unsqueeze(1) + torch.arange(
             self.u.shape[2], device=self.rules.device
         )
         return state.clamp_max(self.interminal_states - 1)
 
-    def row_sums(self) -> Tensor:
+    def row_sums(self) -> Float[Tensor, "states"]:
         sums = (self.u * (self.v.sum(2) * self.w.sum(2)).unsqueeze(2)).sum(1)  # [some, widest]
         return self.exact.row_sums().index_add(0, self.parent_states.flatten(), sums.flatten())
 
-    def scaled(self, factor: Tensor) -> "RuleCP":
+    def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "RuleCP":
         return self.with_tensors(
             {"values": self.exact.scaled(factor).values, "u": self.u * factor[self.parent_states].unsqueeze(1)}
         )
@@ -115,7 +119,12 @@ class RuleCP(BinaryRules):
     def for_forests(self) -> ForestRules:
         return ForestRules(self.values, self)
 
-    def transformed(self, state_counts: tuple[int, ...], parent: Tensor, child: Tensor) -> "RuleCP":
+    def transformed(
+        self,
+        state_counts: tuple[int, ...],
+        parent: Float[Tensor, "symbols m new_m"],
+        child: Float[Tensor, "symbols m new_m"],
+    ) -> "RuleCP":
         a, b, c = self.rules[self.cp_rules].unbind(1)
         u, v, w = (
             torch.einsum("srx,sxk->srk", factor, basis[symbols, : factor.shape[2]])
@@ -125,7 +134,9 @@ class RuleCP(BinaryRules):
         return RuleCP(state_counts, self.interminals, self.rules, values, self.cp_rules, u, v, w)
 
     @classmethod
-    def read(cls, state_counts: tuple[int, ...], interminals: int, rules: Tensor, reader: Reader) -> "RuleCP":
+    def read(
+        cls, state_counts: tuple[int, ...], interminals: int, rules: Int64[Tensor, "rules 3"], reader: Reader
+    ) -> "RuleCP":
         rank, widest = reader.size("rank"), max(state_counts)
         numbers = reader.indices("cp_rules")
         if not bool(((numbers >= 0) & (numbers < len(rules))).all()) or bool((numbers[1:] <= numbers[:-1]).any()):

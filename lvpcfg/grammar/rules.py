@@ -18,9 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import torch
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from lvpcfg.grammar.factors import Factors
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 CHUNK = 1 << 22  # numbers handled at once
 
 
+@runtime_checkable
 class Reader(Protocol):
     """What a representation is loaded from: checked pieces of a model folder."""
 
-    def floats(self, name: str, size: int) -> Tensor: ...
+    def floats(self, name: str, size: int) -> Float[Tensor, "size"]: ...
 
-    def indices(self, name: str) -> Tensor: ...
+    def indices(self, name: str) -> Int64[Tensor, "_"]: ...
 
     def size(self, name: str) -> int: ...
 
@@ -70,11 +72,12 @@ class BinaryRules(ABC):
 
     state_counts: tuple[int, ...]  # m_a of each symbol
     interminals: int  # symbols 0 .. interminals - 1; those behind are preterminals
-    rules: Tensor  # [rules, 3]: the skeletal rules, a, b, c
+    rules: Int64[Tensor, "rules 3"]  # the skeletal rules, a, b, c
 
     name: ClassVar[str]  # in model folders
     parameters: ClassVar[tuple[str, ...]]  # the fields that hold its numbers
-    structure: ClassVar[tuple[str, ...]] = ("states", "first_state", "child_types")  # cached, and free of numbers
+    # Cached properties that do not depend on these numbers.
+    structure: ClassVar[tuple[str, ...]] = ("states", "first_state", "child_types")
 
     # Its numbers
 
@@ -84,12 +87,12 @@ class BinaryRules(ABC):
         return {name: getattr(self, name) for name in self.parameters}
 
     def with_tensors(self: "Self", tensors: Mapping[str, Tensor]) -> "Self":
-        """The same rules with other numbers; differentiable by them in all that follows.
+        """The same rules with other numbers; results are differentiable by them.
 
-        What was found out about the rules, whatever their numbers, is kept.
+        What was computed of the rules alone (`structure`) is kept.
         """
         new = replace(self, **dict[str, Any](tensors))
-        new.__dict__.update({name: found for name, found in vars(self).items() if name in self.structure})
+        new.__dict__.update({name: value for name, value in vars(self).items() if name in self.structure})
         return new
 
     def saved(self) -> dict[str, Tensor]:
@@ -112,7 +115,7 @@ class BinaryRules(ABC):
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     compressed: ClassVar[bool] = True  # an approximation of other rules, or meant to be small
-    prunable: ClassVar[bool] = True  # what pruning leaves of charts takes less time than whole charts
+    prunable: ClassVar[bool] = True  # pruned charts take less time than full ones
 
     def to(self: "Self", device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Self":
         def moved(tensor: Tensor) -> Tensor:
@@ -125,21 +128,21 @@ class BinaryRules(ABC):
 
     @abstractmethod
     def written_out(self) -> "RuleTensors":
-        """Every rule as a tensor; there may be more of them than in `rules`."""
+        """Every rule with a weight as a tensor: one CP form of all rules has more of them than stand in `rules`."""
 
     @abstractmethod
-    def tensor(self, rule: int) -> Tensor:
-        """T of one rule, [m_a, m_b, m_c]."""
+    def tensor(self, rule: int) -> Float[Tensor, "x y z"]:
+        """T of one row of `rules`, [m_a, m_b, m_c]."""
 
     def listed(self) -> "RuleTensors":
         """The rules of `rules` as tensors, in their order, and no others."""
         return self.written_out()
 
-    def padded(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rules of nearly the same shape together: their rows [some, 3], and T with zeros behind, [some, x, y, z]."""
+    def padded(self) -> Iterator[tuple[Int64[Tensor, "group 3"], Float[Tensor, "group x y z"]]]:
+        """Groups of rules of nearly the same shape: the rules, and their T, padded by zeros to one shape."""
         written = self.written_out()
-        for some, tensors in padded(self.states, written.rules, written.starts, written.values):
-            yield written.rules[some], tensors
+        for group, tensors in padded(self.states, written.rules, written.starts, written.values):
+            yield written.rules[group], tensors
 
     # What other parts compute with
 
@@ -152,63 +155,74 @@ class BinaryRules(ABC):
 
     # What is known of them
 
-    def rewrites(self) -> Tensor:
-        """[interminal states, states], float64: how often each state is a child in one rewrite, B in M = B + R."""
+    def rewrites(self) -> Float64[Tensor, "interminal_states states"]:
+        """How often each state is a child in one rewrite of a parent state by a binary rule: B in M = B + R."""
         first, inner, states = self.first_state, self.interminal_states, sum(self.state_counts)
         total = torch.zeros(inner * states, dtype=torch.float64, device=self.rules.device)
         for rules, tensors in self.padded():
             parent, *children = (
-                _numbered(first, symbol, size) for symbol, size in zip(rules.unbind(1), tensors.shape[1:], strict=True)
+                _state_numbers(first, symbol, size)
+                for symbol, size in zip(rules.unbind(1), tensors.shape[1:], strict=True)
             )
             for child, sums in zip(children, (tensors.double().sum(3), tensors.double().sum(2)), strict=True):
-                place = parent.clamp_max(inner - 1).unsqueeze(2) * states + child.clamp_max(states - 1).unsqueeze(1)
-                total = total.index_add(0, place.flatten(), sums.flatten())
+                entry = parent.clamp_max(inner - 1).unsqueeze(2) * states + child.clamp_max(states - 1).unsqueeze(1)
+                total = total.index_add(0, entry.flatten(), sums.flatten())  # padding adds zeros
         return total.view(inner, states)
 
-    def row_sums(self) -> Tensor:
-        """[states]: the sum of each (a, h) over its rules and their children's states."""
+    def row_sums(self) -> Float[Tensor, "states"]:
+        """The sum of each (a, h) over its rules and their children's states."""
         sums = torch.zeros(sum(self.state_counts) + 1, dtype=self.dtype, device=self.rules.device)
         for rules, tensors in self.padded():
-            place = _numbered(self.first_state, rules[:, 0], tensors.shape[1])
-            inside = place < self.first_state[rules[:, 0] + 1].unsqueeze(1)
-            sums = sums.index_add(0, torch.where(inside, place, len(sums) - 1).flatten(), tensors.sum((2, 3)).flatten())
+            parent = _state_numbers(self.first_state, rules[:, 0], tensors.shape[1])
+            inside = parent < self.first_state[rules[:, 0] + 1].unsqueeze(1)
+            parent = torch.where(inside, parent, len(sums) - 1)
+            sums = sums.index_add(0, parent.flatten(), tensors.sum((2, 3)).flatten())
         return sums[:-1]
 
     @abstractmethod
-    def transformed(self, state_counts: tuple[int, ...], parent: Tensor, child: Tensor) -> "BinaryRules":
+    def transformed(
+        self,
+        state_counts: tuple[int, ...],
+        parent: Float[Tensor, "symbols m new_m"],
+        child: Float[Tensor, "symbols m new_m"],
+    ) -> "BinaryRules":
         """T'[i, j, k] = sum over x, y, z of P_a[x, i] T[x, y, z] C_b[y, j] C_c[z, k]: other states, or another basis.
 
-        `state_counts` is how many there are then; `parent` and `child`, [symbols, m, m'], hold P and C of each
-        symbol, with zeros behind.
+        `state_counts` are the numbers of states afterwards; `parent` and `child` hold P and C of each symbol, padded
+        by zeros.
         """
 
     @abstractmethod
-    def scaled(self, factor: Tensor) -> "BinaryRules":
-        """Every T with its parent states multiplied by `factor` [interminal states]."""
+    def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "BinaryRules":
+        """Every T with its parent states multiplied by `factor`."""
 
     # Loading
 
     @classmethod
     @abstractmethod
     def read(
-        cls: "type[Self]", state_counts: tuple[int, ...], interminals: int, rules: Tensor, reader: Reader
+        cls: "type[Self]",
+        state_counts: tuple[int, ...],
+        interminals: int,
+        rules: Int64[Tensor, "rules 3"],
+        reader: Reader,
     ) -> "Self":
         """From a model folder; the reader refuses what does not fit."""
 
     def sizes(self) -> dict[str, int]:
-        """What `read` needs to know beside the tensors, for the model folder."""
+        """Numbers that `read` needs besides the tensors; they go into the model folder."""
         return {}
 
     # Numbering
 
     @cached_property
-    def states(self) -> Tensor:
-        """[symbols]: m_a"""
+    def states(self) -> Int64[Tensor, "symbols"]:
+        """m_a of each symbol."""
         return torch.tensor(self.state_counts, dtype=torch.int64, device=self.rules.device)
 
     @cached_property
-    def first_state(self) -> Tensor:
-        """[symbols + 1]: where the states of each symbol begin among the states of all."""
+    def first_state(self) -> Int64[Tensor, "symbols_plus_1"]:
+        """The number of the first state of each symbol, among the states of all symbols; then how many these are."""
         return starts_of(self.states)
 
     @property
@@ -216,8 +230,8 @@ class BinaryRules(ABC):
         return sum(self.state_counts[: self.interminals])
 
     @cached_property
-    def child_types(self) -> Tensor:
-        """[rules]: 2 * (the left child is a preterminal) + (the right child is one)."""
+    def child_types(self) -> Int64[Tensor, "rules"]:
+        """2 * (the left child is a preterminal) + (the right child is a preterminal)."""
         _, left, right = (self.rules >= self.interminals).long().unbind(1)
         return 2 * left + right
 
@@ -226,7 +240,7 @@ class BinaryRules(ABC):
 
 
 Self = TypeVar("Self", bound=BinaryRules)
-REPRESENTATIONS: dict[str, type[BinaryRules]] = {}  # what a model folder may hold
+REPRESENTATIONS: dict[str, type[BinaryRules]] = {}  # by their names in model folders
 
 
 def representation(cls: type[Self]) -> type[Self]:
@@ -235,63 +249,77 @@ def representation(cls: type[Self]) -> type[Self]:
     return cls
 
 
-def _numbered(first: Tensor, symbols: Tensor, size: int) -> Tensor:
-    """[some, size]: the states of symbols among all states, and beyond the last that a symbol has."""
+def _state_numbers(
+    first: Int64[Tensor, "symbols_plus_1"], symbols: Int64[Tensor, "group"], size: int
+) -> Int64[Tensor, "group {size}"]:
+    """The numbers of `size` states of each symbol among all states; it may have fewer, then the last mean nothing."""
     return first[symbols].unsqueeze(1) + torch.arange(size, device=first.device)
 
 
-def padded(states: Tensor, rules: Tensor, starts: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rules of nearly the same shape together: their numbers, and tensors with zeros behind, [some, x, y ...].
+def padded(
+    states: Int64[Tensor, "symbols"],
+    rules: Int64[Tensor, "rules order"],
+    starts: Int64[Tensor, "rules_plus_1"],
+    values: Float[Tensor, "numbers"],
+) -> Iterator[tuple[Int64[Tensor, "group"], Float[Tensor, "group *shape"]]]:
+    """Groups of rules of nearly the same shape: which they are, and their tensors, padded by zeros to one shape.
 
-    `starts` is where the tensor of each begins in `values`.
+    `starts` is where the tensor of each rule begins in `values`.
     """
     values = torch.cat([values, values.new_zeros(1)])
     sizes = states[rules]
-    for some, shape in similar(sizes):
-        place = within_padding(starts[some], sizes[some], shape, len(values) - 1)
-        yield some, values.index_select(0, place.flatten()).view(place.shape)
+    for group, shape in similar(sizes):
+        position = within_padding(starts[group], sizes[group], shape, len(values) - 1)
+        yield group, values.index_select(0, position.flatten()).view(position.shape)
 
 
-def similar(sizes: Tensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """Tensors of sizes [tensors, dimensions] that are little less than one shape: their numbers, and the shape."""
+def similar(sizes: Int64[Tensor, "tensors order"]) -> Iterator[tuple[Int64[Tensor, "group"], list[int]]]:
+    """Groups of tensors of nearly the same sizes: which they are, and the shape that all of them fit into."""
     if not len(sizes):
         return
     rounded = (2 ** sizes.double().log2().ceil()).long().clamp_max(int(sizes.max()))
     shapes, shape_of = rounded.unique(dim=0, return_inverse=True)
     for number, shape in enumerate(shapes.tolist()):
-        for some in (shape_of == number).nonzero().squeeze(1).split(max(1, CHUNK // math.prod(shape))):
-            yield some, shape
+        for group in (shape_of == number).nonzero().squeeze(1).split(max(1, CHUNK // math.prod(shape))):
+            yield group, shape
 
 
-def within_padding(starts: Tensor, sizes: Tensor, shape: Sequence[int], nowhere: int) -> Tensor:
-    """[tensors, *shape]: where the numbers of tensors that are padded to one shape stand where they are end to end.
+def within_padding(
+    starts: Int[Tensor, "tensors"], sizes: Int[Tensor, "tensors order"], shape: Sequence[int], nowhere: int
+) -> Int[Tensor, "tensors *shape"]:
+    """For each entry of tensors that are padded to one shape, its position where they stand end to end, unpadded.
 
-    `starts` is [tensors], `sizes` [tensors, dimensions] what they are without padding, which is nowhere.
+    `starts` is where each begins there, `sizes` are those without padding; the position of padding is `nowhere`.
     """
     ones = [1] * len(shape)
-    place = torch.zeros_like(starts).view(-1, *ones)
-    inside = place == 0
+    position = torch.zeros_like(starts).view(-1, *ones)
+    inside = position == 0
     for mode, (size, padded) in enumerate(zip(sizes.unbind(1), shape, strict=True)):
         number, size = (
             torch.arange(padded, dtype=starts.dtype, device=starts.device).view(-1, *ones[mode + 1 :]),
             size.view(-1, *ones),
         )
-        place, inside = place * size + number, inside & (number < size)
-    return torch.where(inside, place + starts.view(-1, *ones), nowhere)
+        position, inside = position * size + number, inside & (number < size)
+    return torch.where(inside, position + starts.view(-1, *ones), nowhere)
 
 
-def end_to_end(pieces: Iterable[tuple[Tensor, Tensor]], sizes: Tensor, like: Tensor) -> Tensor:
-    """Backwards through `padded`: tensors of `sizes` [tensors, dimensions] end to end.
+def end_to_end(
+    groups: Iterable[tuple[Int64[Tensor, "group"], Float[Tensor, "group *shape"]]],
+    sizes: Int64[Tensor, "tensors order"],
+    like: Float[Tensor, "..."],
+) -> Float[Tensor, "numbers"]:
+    """The inverse of `padded`: tensors of these sizes, given in padded groups, end to end without padding.
 
-    `pieces` are their numbers and the tensors, padded in batches; `like` has the type and the device.
+    `like` has the type and the device of the result.
     """
     starts = starts_of(sizes.prod(1))
     flat = like.new_zeros(int(starts[-1]) + 1)
-    for some, tensors in pieces:
-        place = within_padding(starts[some], sizes[some], tensors.shape[1:], len(flat) - 1)
-        flat = flat.index_copy_(0, place.flatten(), tensors.flatten())
+    for group, tensors in groups:
+        position = within_padding(starts[group], sizes[group], tensors.shape[1:], len(flat) - 1)
+        flat = flat.index_copy_(0, position.flatten(), tensors.flatten())
     return flat[:-1]
 
 
-def starts_of(sizes: Tensor) -> Tensor:
+def starts_of(sizes: Int64[Tensor, "tensors"]) -> Int64[Tensor, "tensors+1"]:
+    """Where tensors of these sizes begin that stand end to end, and where the last ends."""
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])

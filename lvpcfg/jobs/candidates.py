@@ -1,4 +1,4 @@
-"""The models of job=tradeoff, their approximations, and the table of what these gain and lose."""
+"""The work of job=tradeoff: approximations of models, and a table of the time they save and the F1 they lose."""
 
 import hashlib
 import json
@@ -33,9 +33,9 @@ from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import words
 
-PIECES, SMALLEST = 8, 16  # of the sentences, and of so many: each of similar length, the longest first
-ENOUGH = 20.0  # seconds that the exact grammar parses the same pieces, in the same minutes, for a ratio
-STAGES = ("coarse", "gather", "middle", "plan", "fine")  # of parsing, but for decoding
+PIECES, SMALLEST = 8, 16  # sentences are parsed in so many pieces, of so many sentences at least, the longest first
+ENOUGH = 20.0  # seconds after which the exact grammar no longer parses the same pieces for comparison
+STAGES = ("coarse", "gather", "middle", "plan", "fine")  # of parsing, except decoding
 Times = dict[str, float]  # seconds, by stage
 FIGURES = ("seconds", "inside_outside", "ratio", "ratio_inside_outside", "f1", "f1_all", "share", "gamma", "kl")
 
@@ -44,7 +44,7 @@ FIGURES = ("seconds", "inside_outside", "ratio", "ratio_inside_outside", "f1", "
 class Setting:
     label: str  # of the model
     method: str
-    rank: int = 0  # where it is chosen
+    rank: int = 0  # 0 where the method has none to choose
     threshold: float = 0
 
     @property
@@ -90,8 +90,8 @@ def run(config: TradeoffOptions, run: Run) -> None:
         figures = {figure: getattr(row, figure) for figure in FIGURES}
         run.result |= {f"{_flat(row)}_{figure}": value for figure, value in figures.items() if math.isfinite(value)}
     for candidate in candidates:
-        own = [row for row in ordered if row.label == candidate.label]
-        show_rows(own, run, f"{candidate.label}, {candidate.path}, {len(gold):,} sentences, ms a sentence")
+        its_rows = [row for row in ordered if row.label == candidate.label]
+        show_rows(its_rows, run, f"{candidate.label}, {candidate.path}, {len(gold):,} sentences, ms a sentence")
     run.picture("tradeoff", draw_tradeoff(ordered), ("png", "svg"))
     run.say(f"The table is in {table}.")
 
@@ -118,7 +118,7 @@ def _candidates(config: TradeoffOptions, gold: list[Tree]) -> "list[Candidate]":
 
 
 def _finished(table: Path, settings: "dict[Setting, Candidate]") -> list[Row]:
-    """The rows of a run that is taken up, which must have been made in the same way."""
+    """The rows of an earlier run, which must have been made with the same models, trees and options."""
     rows, made_with = read_rows(table), {setting.name: candidate.digest for setting, candidate in settings.items()}
     for row in rows:
         if made_with.get(row.setting) != row.made_with:
@@ -166,7 +166,7 @@ class Candidate:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of what fills the memory; it is made again when it is needed."""
+        """Frees the memory of the model, its parser and its fits; they are made again when they are needed."""
         self.fits: dict[int, tuple[FittedRules, float]] = {}
         for name in ("model", "exact"):
             self.__dict__.pop(name, None)
@@ -181,13 +181,14 @@ class Candidate:
         return self._parser(self.model)
 
     def _parser(self, model: Model) -> Parser:
-        prune = self.options.prune if self.states > 1 else 0  # a sum of terms has no rules to prune: nor shall the list
+        # One CP form of all rules fills full charts, so the rule list it is compared with does so too.
+        prune = self.options.prune if self.states > 1 else 0
         parser = Parser(model, **self.options.parser() | {"prune": prune})
-        parser.parse(["."])  # what is made once is made now
+        parser.parse(["."])  # so that no measurement includes what is prepared once
         return parser
 
     def sign(self, gold: list[Tree]) -> None:
-        """A digest of all that a row depends on."""
+        """Sets the digest of everything that a row depends on."""
         options = self.options
         device = str(usable_device(options.device))
         made_by = [options.decoder, options.prune, options.dtype, device, options.threads, self.seed]
@@ -232,7 +233,7 @@ class Candidate:
         return Approximation(found.model, factors.rank, len(grammar.binary_rules), found.error, kl, seconds)
 
     def measure(self, setting: Setting, gold: list[Tree], advance: Callable[[float], object] | None = None) -> Row:
-        """`advance` is called with parts of 1."""
+        """Parses the gold sentences; `advance` is called with the share of them that is done, again and again."""
         made = self.approximate(setting)
         parser = self.exact if setting.method == EXACT else self._parser(made.model)
         before = dict(vars(parser.counts))
@@ -243,11 +244,11 @@ class Candidate:
         for piece in range(pieces):
             numbers = by_length[piece * len(gold) // pieces : (piece + 1) * len(gold) // pieces]
             sentences = [words(gold[number]) for number in numbers]
-            beside = setting.method != EXACT and _spent(exact, *STAGES) < ENOUGH
-            if beside and piece % 2:
+            compare = setting.method != EXACT and _spent(exact, *STAGES) < ENOUGH
+            if compare and piece % 2:
                 exact.append(_timed(self.exact, sentences)[1])
             trees, seconds = _timed(parser, sentences)
-            if beside and not piece % 2:
+            if compare and not piece % 2:
                 exact.append(_timed(self.exact, sentences)[1])
             found |= zip(numbers, trees, strict=True)
             times.append(seconds)
@@ -323,26 +324,26 @@ def _log(row: Row, config: TradeoffOptions, run: Run) -> None:
 
 
 def _flat(row: Row) -> str:
-    """Its setting, as a name for figures and folders."""
+    """The name of its setting, as figures and folders have it."""
     return row.setting.replace(" ", "_").replace("=", "")
 
 
 def show_rows(rows: Sequence[Row], run: Run, title: str) -> None:
     """A table of the settings of one model, the exact one first."""
-    whole, exact = rows[0].states == 1, rows[0].numbers
-    columns = ["", *(["terms", "KL"] if whole else ["rules\nused", "gamma"]), "size", "ms"]
-    columns += ["of\nexact", *([] if whole else ["inside\noutside", "of\nexact"]), "decode", "F1"]
+    latent, exact = rows[0].states > 1, rows[0].numbers
+    columns = ["", *(["rules\nused", "gamma"] if latent else ["terms", "KL"]), "size", "ms"]
+    columns += ["of\nexact", *(["inside\noutside", "of\nexact"] if latent else []), "decode", "F1"]
     lines = []
     for row in rows:
         line = [row.setting.removeprefix(f"{row.label} ").removeprefix("als ")]
         if row.method == EXACT:
             line += ["", ""]
-        elif whole:
-            line += [f"{row.rank:,}", f"{row.kl:.3g}"]
-        else:
+        elif latent:
             line += [f"{row.share:.0f} %", upwards(row.gamma, 2)]
+        else:
+            line += [f"{row.rank:,}", f"{row.kl:.3g}"]
         line += [f"{100 * row.numbers / exact:.0f} %", f"{1000 * row.seconds:.2f}", f"{100 * row.ratio:.0f} %"]
-        if not whole:
+        if latent:
             line += [f"{1000 * row.inside_outside:.2f}", f"{100 * row.ratio_inside_outside:.0f} %"]
         lines.append([*line, f"{1000 * row.decode:.2f}", f"{row.f1:.2f}"])
     run.table(title, columns, lines)

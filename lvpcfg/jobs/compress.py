@@ -1,4 +1,4 @@
-"""job=compress: a model folder -> a smaller one, with its rules in Kruskal form, and what that did to them."""
+"""job=compress: a model folder -> a smaller one, with its rules in CP form, and what that did to them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The work of job=compress: what a decomposition did to the rules, in tables, pictures and bounds."""
+"""The work of job=compress: compresses a model, and shows what that did to its rules in tables, pictures and bounds."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lvpcfg.decompose import bounds
-from lvpcfg.decompose.compress import KINDS, Compression, Progress, decompose
+from lvpcfg.decompose.compress import CHILD_TYPE_NAMES, Compression, Progress, decompose
 from lvpcfg.decompose.dense import Difference, divergence, rule_tensor
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.pictures import draw_errors
@@ -43,18 +43,18 @@ def run(config: CompressOptions, run: Run) -> None:
     found.model.save(target)
 
     run.say(", ".join(f"{name} {value}" for name, value in found.model.provenance["compressed"].items()) + ":")
-    if found.factors is None or found.whole is None:
+    if found.factors is None or found.difference is None:
         _show_rules(found, run)
-        _say_bounds(found, on_device.grammar, run)
+        _say_bounds_of_rules(found, on_device.grammar, run)
     else:
-        _show_whole(found, found.factors, found.whole, run)
-        _say_whole_bounds(found, found.factors, found.whole, run)
+        _show_one_form(found, found.factors, found.difference, run)
+        _say_bounds_of_one_form(found, found.factors, found.difference, run)
     _say_sizes(found, source, target, run)
 
 
 @contextmanager
 def fitting(title: str) -> Iterator[Progress]:
-    """A bar for a decomposition; gives out the function that moves it on."""
+    """A progress bar for a decomposition; yields the function that moves it on."""
     with tqdm(desc=title, disable=None, leave=False) as bar:
 
         def advance(done: int, total: int) -> None:
@@ -64,28 +64,29 @@ def fitting(title: str) -> Iterator[Progress]:
         yield advance
 
 
-def _name(kind: str) -> str:
-    return kind.replace(" ", "_")
+def _name(title: str) -> str:
+    """A title as a name of figures: `two_phrases`."""
+    return title.replace(" ", "_")
 
 
 def _show_rules(found: Compression, run: Run) -> None:
-    """Rules with a Kruskal form of their own, class by class."""
+    """The rules in CP form, each with its factors, by the types of their children."""
     grammar = found.model.grammar
     sizes = grammar.states[grammar.binary_rules]
     rank = found.model.provenance["compressed"]["rank"]
     after = torch.where(found.approximated, rank * sizes.sum(1), sizes.prod(1))
-    tried = found.gamma.isfinite()
+    fitted = found.gamma.isfinite()
     rows = []
-    for kind, name in enumerate([*KINDS, "all"]):
-        own = found.kind == kind if kind < len(KINDS) else torch.ones_like(tried)
-        used = own & found.approximated
-        gamma = found.gamma[own & tried]
+    for types, name in enumerate([*CHILD_TYPE_NAMES, "all"]):
+        of_type = found.child_types == types if types < len(CHILD_TYPE_NAMES) else torch.ones_like(fitted)
+        used = of_type & found.approximated
+        gamma = found.gamma[of_type & fitted]
         figures = {
-            "rules": int(own.sum()),
+            "rules": int(of_type.sum()),
             "approximated": int(used.sum()),
             **{f"gamma_{quantile}": _quantile(gamma, share) for quantile, share in QUANTILES.items()},
-            "numbers_before": int(sizes[own].prod(1).sum()),
-            "numbers_after": int(after[own].sum()),
+            "numbers_before": int(sizes[of_type].prod(1).sum()),
+            "numbers_after": int(after[of_type].sum()),
             "negative_mass": float(found.negative[used].mean()) if bool(used.any()) else 0.0,
         }
         _keep(run, figures, "" if name == "all" else f"{_name(name)}_")
@@ -108,10 +109,13 @@ def _show_rules(found: Compression, run: Run) -> None:
     run.result["compression"] = run.result["numbers_before"] / max(1, run.result["numbers_after"])
     columns = ["rules with", "rules", "used", "gamma\nmedian", "\n90 %", "\nlargest", "times\nsmaller", "\nnegative"]
     run.table("Rules: Kruskal forms used, their errors, their numbers, their mass below zero", columns, rows)
-    if bool(tried.any()):
-        by_child_types = {name: found.gamma[tried & (found.kind == kind)].tolist() for kind, name in enumerate(KINDS)}
+    if bool(fitted.any()):
+        gammas = {
+            name: found.gamma[fitted & (found.child_types == types)].tolist()
+            for types, name in enumerate(CHILD_TYPE_NAMES)
+        }
         threshold = found.model.provenance["compressed"]["threshold"]
-        run.picture("gamma", draw_errors({name: some for name, some in by_child_types.items() if some}, threshold))
+        run.picture("gamma", draw_errors({name: gamma for name, gamma in gammas.items() if gamma}, threshold))
 
 
 def _quantile(values: Tensor, share: float) -> float:
@@ -119,31 +123,32 @@ def _quantile(values: Tensor, share: float) -> float:
 
 
 def _keep(run: Run, figures: dict[str, float], prefix: str = "") -> None:
-    """JSON has no infinity, and nothing for what does not exist."""
+    """Puts finite figures into the result; JSON has no infinity and no nan."""
     names = {name: name.replace(" %", "") for name in figures}
     run.result |= {prefix + names[name]: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _show_whole(found: Compression, factors: Factors, beside: Difference, run: Run) -> None:
-    """All rules as one sum of terms, beside the rules themselves."""
+def _show_one_form(found: Compression, factors: Factors, difference: Difference, run: Run) -> None:
+    """The CP form of all rules, and how far it is from the rules."""
     grammar = found.source
     rows = []
-    for kind, name in enumerate([*KINDS, "all"]):
-        here = slice(kind, kind + 1) if kind < len(KINDS) else slice(None)
-        mass = float(beside.mass[here].sum())
+    for types, name in enumerate([*CHILD_TYPE_NAMES, "all"]):
+        here = slice(types, types + 1) if types < len(CHILD_TYPE_NAMES) else slice(None)
+        of_type = found.child_types == types if types < len(CHILD_TYPE_NAMES) else found.child_types >= 0
+        mass = float(difference.mass[here].sum())
         figures = {
-            "rules": int((found.kind == kind).sum()) if kind < len(KINDS) else len(found.kind),
-            "norm": float(beside.norm[here].norm()),
-            "error": float(beside.error[here].norm()),
-            "added_mass": float(beside.added[here].sum()) / mass if mass else 0.0,
-            "negative_mass": float(beside.negative[here].sum()) / mass if mass else 0.0,
+            "rules": int(of_type.sum()),
+            "norm": float(difference.norm[here].norm()),
+            "error": float(difference.error[here].norm()),
+            "added_mass": float(difference.added[here].sum()) / mass if mass else 0.0,
+            "negative_mass": float(difference.negative[here].sum()) / mass if mass else 0.0,
         }
         _keep(run, figures, "" if name == "all" else f"{_name(name)}_")
         shares = (f"{100 * figures[share]:.2f} %" for share in ("added_mass", "negative_mass"))
         error = bounds.upwards(figures["error"])
         rows.append([name, f"{figures['rules']:,}", f"{figures['norm']:.4g}", error, *shares])
     columns = ["rules with", "rules", "||T||", "||T - T^||", "mass where\nno rule is", "negative\nmass"]
-    run.table(f"One sum of {factors.rank:,} terms, and how far it is from the rules", columns, rows)
+    run.table(f"One CP form of {factors.rank:,} terms, and how far it is from the rules", columns, rows)
     sums = found.model.grammar.row_sums()
     figures = {
         "rank": factors.rank,
@@ -168,7 +173,7 @@ def _show_whole(found: Compression, factors: Factors, beside: Difference, run: R
         run.say("The Kullback-Leibler divergence of its trees is infinite: some rules have become zero or less.")
 
 
-def _say_bounds(found: Compression, grammar: Grammar, run: Run) -> None:
+def _say_bounds_of_rules(found: Compression, grammar: Grammar, run: Run) -> None:
     """Cohen & Collins 2012, Theorem 4.2; `grammar` is the exact one."""
     if not bool(found.approximated.any()):
         run.say("Bounds: no rule is approximated, inference is exact.")
@@ -199,7 +204,7 @@ def _say_bounds(found: Compression, grammar: Grammar, run: Run) -> None:
 
 
 def _covered(number: float, things: str, unit: str) -> str:
-    """What is sure to have an error of EPSILON at the most."""
+    """A sentence that says up to which size errors are sure to be within EPSILON."""
     if number == math.inf:
         return f"{things} of any size are exact."
     if number < 1:
@@ -207,8 +212,8 @@ def _covered(number: float, things: str, unit: str) -> str:
     return f"{things} of up to {number:,.0f} {unit} are within {EPSILON} for sure."
 
 
-def _say_whole_bounds(found: Compression, factors: Factors, beside: Difference, run: Run) -> None:
-    """Cohen, Satta & Collins 2013; of trees of the exact grammar alone."""
+def _say_bounds_of_one_form(found: Compression, factors: Factors, difference: Difference, run: Run) -> None:
+    """Cohen, Satta & Collins 2013: bounds over the trees of the exact grammar alone."""
     grammar = found.source
     nu, m = _smallest(grammar), len(grammar.root)
     length = bounds.covered_length(found.error, nu, m, EPSILON)
@@ -218,7 +223,7 @@ def _say_whole_bounds(found: Compression, factors: Factors, beside: Difference, 
         f"nu = {bounds.downwards(nu)}, m = {m:,}. "
         f"{_covered(length, 'Sums over the trees of sentences', 'words')}"
     )
-    if found.error <= 1e-6 * float(beside.norm.norm()):  # an exact decomposition, but for rounding
+    if found.error <= 1e-6 * float(difference.norm.norm()):  # an exact decomposition, but for rounding
         tails = bounds.tail_sums(factors) + found.error
         ranks = sorted({factors.rank * share // 8 for share in (1, 2, 4, 6, 7)} - {0})
         _keep(run, {f"tail_sum_{rank}": float(tails[rank]) for rank in ranks})
@@ -227,7 +232,7 @@ def _say_whole_bounds(found: Compression, factors: Factors, beside: Difference, 
 
 
 def _smallest(grammar: Grammar) -> float:
-    """The smallest probability of a rule, of any kind."""
+    """The smallest probability of a rule, binary or unary."""
     values = torch.cat([rule_tensor(grammar).values(), grammar.unary.detach()]).double()
     return float(values[values > 0].min())
 

@@ -1,8 +1,8 @@
 """job=tradeoff: models and gold trees -> what approximations of their rules gain in time and lose in F1.
 
-Grammars with latent states are approximated rule by rule, at several ranks and thresholds (Cohen & Collins 2012),
-whole grammars without as one sum of terms (Cohen, Satta & Collins 2013). One row a setting is added to `tradeoff.csv`
-as it is finished, and `resume=true` goes on behind the last.
+Grammars with latent states are approximated rule by rule, at several ranks and thresholds (Cohen & Collins 2012), those
+without by one CP form of all rules (Cohen, Satta & Collins 2013). Each setting adds a row to `tradeoff.csv` when it is
+finished; `resume=true` continues after the last row.
 """
 
 from dataclasses import dataclass
