@@ -3,8 +3,10 @@
 The truth is the grammar written out, rule by rule, as tensors.
 """
 
+import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.evaluation.inspect import look_inside
+from lvpcfg.grammar import model as model_folder
+from lvpcfg.grammar import rules as rules_module
 from lvpcfg.grammar.expectations import expected_states, rewrites, spectral_radius
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.projection import projected
@@ -25,6 +29,7 @@ from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.options import DECODERS
 
+ROOT = Path(__file__).parents[1]
 SENTENCES = [["dog", "barks"], ["barks", "dog", "dog"], ["dog", "barks", "cats", "dog"], ["barks"]]
 
 
@@ -292,3 +297,31 @@ def test_signatures_are_checked():
         Factors(u, u, v)
     with pytest.raises(TypeCheckError):
         make("tensors").grammar.binary.scaled(u)
+
+
+def test_the_worked_example(tmp_path, monkeypatch):
+    """The blocks of docs/add_a_representation.md are what they say they are, and every consumer takes the class."""
+    text = (ROOT / "docs/add_a_representation.md").read_text(encoding="utf-8")
+    module, use = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "independent.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rules_module, "REPRESENTATIONS", dict(rules_module.REPRESENTATIONS))
+    monkeypatch.setattr(model_folder, "REPRESENTATIONS", rules_module.REPRESENTATIONS)
+    names: dict = {}
+    exec(use, names)
+    small, layer = names["small"], names["layer"]
+    assert names["tree"].leaves() == ["The", "dog", "barks", "."]
+    assert type(names["again"].grammar.binary) is type(small.grammar.binary)
+    for parameter in layer.binary.values():
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.any()
+    close(small.grammar.row_sums(), written_out(small).grammar.row_sums())
+    sentences = [["The", "dog", "barks", "."], ["No", "."]]
+    found, truth = ModelTrees(small, sentences), ModelTrees(written_out(small), sentences)
+    close(found.partition, truth.partition)
+    close(found.marginals.top, truth.marginals.top)
+    for decoder in DECODERS:
+        parses = [Parser(one, decoder, "cpu", "float64").parse_sents(sentences) for one in (small, written_out(small))]
+        assert parses[0] == parses[1]
+    assert len(look_inside(small)) == len(small.grammar.symbols)

@@ -3,14 +3,13 @@
 T^{a -> b c} [m_a, m_b, m_c] of all rules can be kept as tensors (`rule_tensors.py`), some of them in CP form
 (`rule_cp.py`), or all of them as one CP form over all states (`whole_cp.py`). Callers ask `BinaryRules` for what they
 need and never which of these it is. A new representation is one more subclass: it says what its tensors are, writes
-its rules out, and may do what stands below faster than through the rules written out.
+its rules out and reads itself from a model folder; it may do all else faster than through the rules written out.
+`docs/add_a_representation.md` shows one.
 
 Charts and forests compute with two forms of rules each:
 
     charts     tensors of rules, or one CP form over all states      `for_charts`
     forests    tensors of rules, some of them in CP form             `for_forests`
-
-What they get is `ForestRules` in any case: whoever computes with it need not know where it comes from.
 """
 
 import math
@@ -46,6 +45,7 @@ class Reader(Protocol):
     def refuse(self, reason: str) -> NoReturn: ...
 
 
+@runtime_checkable
 class RulesInCP(Protocol):
     """Rules of which each has a CP form of its own, all of one rank."""
 
@@ -130,9 +130,9 @@ class BinaryRules(ABC):
     def written_out(self) -> "RuleTensors":
         """Every rule with a weight as a tensor: one CP form of all rules has more of them than stand in `rules`."""
 
-    @abstractmethod
     def tensor(self, rule: int) -> Float[Tensor, "x y z"]:
         """T of one row of `rules`, [m_a, m_b, m_c]."""
+        return self.listed().tensor(rule)
 
     def listed(self) -> "RuleTensors":
         """The rules of `rules` as tensors, in their order, and no others."""
@@ -179,7 +179,6 @@ class BinaryRules(ABC):
             sums = sums.index_add(0, parent.flatten(), tensors.sum((2, 3)).flatten())
         return sums[:-1]
 
-    @abstractmethod
     def transformed(
         self,
         state_counts: tuple[int, ...],
@@ -191,10 +190,11 @@ class BinaryRules(ABC):
         `state_counts` are the numbers of states afterwards; `parent` and `child` hold P and C of each symbol, padded
         by zeros.
         """
+        return self.written_out().transformed(state_counts, parent, child)
 
-    @abstractmethod
     def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "BinaryRules":
         """Every T with its parent states multiplied by `factor`."""
+        return self.written_out().scaled(factor)
 
     # Loading
 
