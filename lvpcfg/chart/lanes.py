@@ -45,6 +45,15 @@ class Entries:
             place[found] = torch.arange(len(found), device=rows.device)
         return Entries(columns.clamp_max(shape[1] - 1), tuple(groups), place)
 
+    def row(self, number: int) -> Tensor:
+        """The entries of one row."""
+        place = int(self.place[number])
+        for group in self.groups:
+            if place < len(group):
+                return group[place][group[place] < len(self.columns)]
+            place -= len(group)
+        return self.columns[:0]
+
 
 @dataclass(frozen=True, eq=False)
 class Map:
@@ -68,6 +77,14 @@ class Map:
     def lanes(self) -> Tensor | None:
         """[outputs]: the input that each output is, if that is all the map does."""
         return self.entries.columns if self.values is None and self.entries is not None else None
+
+    def row(self, number: int) -> tuple[Tensor, Tensor]:
+        """The inputs that one output is made of, and their values, of one matrix."""
+        assert self.values is not None
+        if self.entries is None:
+            return torch.arange(self.values.shape[1], device=self.values.device), self.values[number]
+        entries = self.entries.row(number)
+        return self.entries.columns[entries], self.values[entries]
 
     def change(self, function: Callable[[Tensor], Tensor]) -> "Map":
         return self if self.values is None else replace(self, values=function(self.values))

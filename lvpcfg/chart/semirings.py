@@ -85,6 +85,33 @@ class Log(_ZeroIsMinusInfinity, torch_struct.LogSemiring):
 class Max(_ZeroIsMinusInfinity, torch_struct.MaxSemiring):
     """(max, +, -inf, 0). Derivatives mark one best derivation."""
 
+    @staticmethod
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        """The same, with derivatives by the place of the largest. (torch-struct's fill all that was compared.)"""
+        product: Tensor = _MaxProduct.apply(a, b)
+        return product
+
+
+class _MaxProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        largest, place = (a.unsqueeze(-2) + b.mT.unsqueeze(-3)).max(-1)
+        ctx.save_for_backward(place)
+        ctx.shapes = a.shape, b.shape
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (place,), (of_a, of_b) = ctx.saved_tensors, ctx.shapes
+        by_a = by_b = None
+        if ctx.needs_input_grad[0]:
+            by_a = gradient.new_zeros(*gradient.shape[:-1], of_a[-1]).scatter_add(-1, place, gradient)
+            by_a = by_a.sum_to_size(of_a)
+        if ctx.needs_input_grad[1]:
+            by_b = gradient.new_zeros(*gradient.mT.shape[:-1], of_b[-2]).scatter_add(-1, place.mT, gradient.mT)
+            by_b = by_b.mT.sum_to_size(of_b)
+        return by_a, by_b
+
 
 def KMax(k: int) -> Any:  # noqa: N802 -- a class for each k, as in torch-struct
     """The k largest, largest first; -inf where there are fewer. The derivative of each marks its derivation."""
