@@ -95,6 +95,8 @@ class Map:
             return x.index_select(-1, self.lanes)
         assert self.values is not None
         values = self.values if self.values.dim() == (4 if self.entries is None else 3) else self.values.unsqueeze(1)
+        if self.entries is None and getattr(semiring, "products_fit", False):
+            return semiring.matmul(x, values.mT)
         each = semiring.size() ** 2 * x.shape[1] * values.shape[2:].numel()
         return in_parts(lambda *part: self._apply(semiring, x.narrow(-2, *part), values), x.shape[-2], each)
 
