@@ -117,6 +117,7 @@ class Rules:
     children: tuple[Map, ...]  # states -> lanes, one map for each child
     lift: Map  # lanes -> states of parents
     skeletal: Tensor | None = None  # [lanes]: the skeletal rule of each, for `rule_posteriors`
+    every_pair: bool = False  # the lanes are all pairs of a left and a right state
 
     @staticmethod
     def from_entries(
@@ -145,7 +146,7 @@ class Rules:
         """One dense tensor [(batch,) parents, states, states, ...]; a lane for each choice of the children's states."""
         states = tensor.shape[-1]
         choices = torch.cartesian_prod(*[torch.arange(states, device=tensor.device)] * children)
-        return Rules(tuple(map(Map.gather, choices.unbind(1))), Map(tensor.flatten(-children)))
+        return Rules(tuple(map(Map.gather, choices.unbind(1))), Map(tensor.flatten(-children)), None, children == 2)
 
     @staticmethod
     def from_cp(u: Tensor, *children: Tensor) -> "Rules":
