@@ -26,15 +26,14 @@ from lvpcfg.chart.fast.inside import Chart, FastForm
 from lvpcfg.chart.fast.marginals import Marginals, marginals
 from lvpcfg.chart.fast.partition import Problem, log_partition, solve
 from lvpcfg.chart.fast.sample import Sampler
+from lvpcfg.chart.kbest import KBest
 from lvpcfg.chart.lanes import Rules
 from lvpcfg.chart.marks import MarkedChart
 from lvpcfg.chart.semirings import (
     CrossEntropy,
     Entropy,
     KLDivergence,
-    KMax,
     Log,
-    Max,
     Sampled,
     Semiring,
     Signed,
@@ -122,7 +121,7 @@ class TreeDistribution(Distribution):
     def argmax(self) -> list[Derivation]:
         """The best derivation of each sentence; one without nodes where there is none."""
         require_nonnegative(self._everything(), "argmax")
-        return _as_derivations(self._marked(Max).derivations(last=True))
+        return [some[0] if some else Derivation(()) for some in self._best(1)]
 
     @property
     def mode(self) -> list[Derivation]:  # type: ignore[override]
@@ -133,9 +132,7 @@ class TreeDistribution(Distribution):
         """The k best derivations of each sentence, best first; fewer where there are fewer."""
         _expect_number("topk", k)
         require_nonnegative(self._everything(), "topk")
-        chart = self._marked(KMax(k))
-        ranked = [_as_derivations(chart.derivations(number, number + 1 == k)) for number in range(k)]
-        return [[tree for tree in of_sentence if tree.nodes] for of_sentence in zip(*ranked, strict=True)]
+        return self._best(k)
 
     def sample(  # type: ignore[override]
         self, samples: int | Sequence[int] = 1, generator: torch.Generator | None = None
@@ -274,14 +271,16 @@ class TreeDistribution(Distribution):
         tensors = iter(other_grammar.tensors)
         return grammar.change(lambda one: torch.stack([one, next(tensors)])), torch.stack([words, other_words])
 
-    def _marked(self, semiring: Semiring) -> MarkedChart:
+    def _best(self, k: int) -> list[list[Derivation]]:
+        with torch.no_grad():
+            grammar, words = self._in_logarithms()
+        return [_as_derivations(some) for some in KBest(grammar, words, self.lengths, k).derivations]
+
+    def _drawn_in_logarithms(self, samples: int, generator: torch.Generator | None) -> list[list[Derivation]]:
         with torch.no_grad():
             grammar, words = self._in_logarithms()
         terms = self.form.lanes if isinstance(self.form, CPForm) else 0
-        return MarkedChart(semiring, grammar, words, self.lengths, terms)
-
-    def _drawn_in_logarithms(self, samples: int, generator: torch.Generator | None) -> list[list[Derivation]]:
-        chart = self._marked(Sampled(generator))
+        chart = MarkedChart(Sampled(generator), grammar, words, self.lengths, terms)
         drawn = [_as_derivations(chart.derivations(last=number + 1 == samples)) for number in range(samples)]
         return [list(of_sentence) for of_sentence in zip(*drawn, strict=True)]
 

@@ -56,6 +56,11 @@ class GrammarLayer(nn.Module):
                 f"parametrisation is {show(parametrisation)}, and the model has negative parameters: "
                 f"expected {VALUES!r}."
             )
+        if parametrisation == LOGITS and grammar.closed:
+            raise InputError(
+                f"parametrisation is {LOGITS!r}, and the unary rules of the model are whole chains, which do not sum "
+                f"to 1 with its other rules: expected {LOG_WEIGHTS!r} or {VALUES!r}."
+            )
         self.parametrisation, self.model = parametrisation, model
 
         def parameter(values: Tensor) -> nn.Parameter:

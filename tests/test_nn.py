@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -352,6 +353,18 @@ def with_rules(name, rules):
     return replace(model, grammar=replace(grammar, binary=binary))
 
 
+def closed(model):
+    return replace(model, grammar=replace(model.grammar, closed=True))
+
+
+def test_chains_of_unary_rules():
+    model = closed(make("tensors"))
+    layer = GrammarLayer(model, LOG_WEIGHTS)
+    assert torch.allclose(layer(SENTENCES).partition, ModelTrees(model, SENTENCES).partition, rtol=1e-12)
+    weights = layer(WORDS).log_weight([skeletal(model, tree) for tree in TREES])
+    assert torch.allclose(layer.log_weight(TREES), weights, rtol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
@@ -362,9 +375,22 @@ def with_rules(name, rules):
         (lambda layer: layer.log_prob(TREES, word_scores=torch.zeros(5, 2, 5)), r"expected \[5, 3, states\]"),
         (lambda layer: layer.observe([]), "trees of a word or more"),
         (lambda layer: GrammarLayer(layer.model, "exp"), "expected logits, log-weights or values"),
+        (lambda layer: GrammarLayer(closed(layer.model)), "whole chains"),
         (lambda layer: GrammarLayer(make("tensors, signed")), "negative parameters: expected 'values'"),
     ],
 )
 def test_what_cannot_be_is_said(use, message):
     with pytest.raises(InputError, match=message):
         use(GrammarLayer(make("tensors")))
+
+
+def test_the_readmes_module_runs():
+    section = (
+        (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split("## Inside your own module")[1]
+    )
+    names = {}
+    exec(section.split("```python\n")[1].split("```")[0], names)
+    parser, trees = names["parser"], names["trees"][:8]
+    trained = parser(trees).sum()
+    parser.tagger.reset_parameters()
+    assert trained > parser(trees).sum()

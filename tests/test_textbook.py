@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 from nltk.parse.pchart import InsideChartParser
 from nltk.parse.viterbi import ViterbiParser
 
+from lvpcfg import InputError
 from lvpcfg.chart import lanes
+from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.fast import marginals as fast
 from lvpcfg.chart.fast.as_textbook import as_textbook
 from lvpcfg.chart.fast.partition import log_partition as fast_log_partition
+from lvpcfg.chart.kbest import KBest
 from lvpcfg.chart.lanes import Map, Rules
+from lvpcfg.chart.marks import MarkedChart
 from lvpcfg.chart.semirings import CrossEntropy, Entropy, KLDivergence, KMax, Log, Max, Sampled, Signed, safe_log, zeros
 from lvpcfg.chart.textbook import CFG, Weights, inside, log_partition, marginals, rule_posteriors, unary_closure
 
@@ -315,6 +319,54 @@ class TestAgainstTorchStruct:
         grammar = replace(grammar, rules=(Rules.from_tensor(rules),))
         counts = torch.autograd.grad(log_partition(grammar, words, self.LENGTHS).sum(), rules)[0]
         assert torch.allclose(counts, torch_struct.SentCFG(tuple(potentials), lengths=self.LENGTHS).marginals[1])
+
+
+class TestDerivations:
+    """Read from the marks of derivatives, and found from the root down."""
+
+    LENGTHS = torch.tensor([5, 3, 1])
+
+    @pytest.mark.parametrize("numbers", [lanes.NUMBERS, 8])  # with 8, charts are made in parts
+    @pytest.mark.parametrize("name", [name for name in FAST_FORMS if "by kind" not in name])  # terms stand there twice
+    def test_of_k_max_and_of_the_search_are_the_same(self, name, numbers, monkeypatch):
+        monkeypatch.setattr(lanes, "NUMBERS", numbers)
+        case, k = make(name), 3
+        leaf = case.leaf(5, 3)
+        grammar, words = as_textbook(case.form, by_rule=False).change(safe_log), safe_log(leaf.transpose(0, 1))
+        terms = case.form.lanes if "kruskal" in name else 0
+        chart = MarkedChart(KMax(k), grammar, words, self.LENGTHS, terms)
+        marked = [chart.derivations(number) for number in range(k)]
+        found = KBest(grammar, words, self.LENGTHS, k).derivations
+        for b in range(3):
+            assert found[b] == [some[b] for some in marked if some[b] is not None]
+        best, log_p = best_derivations(case.form, leaf, self.LENGTHS)
+        assert best == marked[0]
+        assert torch.allclose(log_p, chart.values[0])
+
+    def test_samples_differ_from_reading_to_reading(self, monkeypatch):
+        monkeypatch.setattr(lanes, "NUMBERS", 8)
+        case = make("dense")
+        grammar, words = as_textbook(case.form).change(safe_log), safe_log(case.leaf(5, 1).transpose(0, 1))
+        chart = MarkedChart(Sampled(torch.Generator().manual_seed(0)), grammar, words)
+        drawn = {tuple(chart.derivations()[0]) for _ in range(10)}
+        assert len(drawn) > 5
+
+    @pytest.mark.parametrize("name", FAST_FORMS)
+    def test_of_impossible_sentences_there_are_none(self, name):
+        case = make(name)
+        leaf = case.leaf(4, 2)
+        leaf[1, 0] = 0
+        found, log_p = best_derivations(case.form, leaf)
+        assert found[0] is None
+        assert log_p[0] == -math.inf
+        assert found[1] is not None
+        grammar, words = as_textbook(case.form).change(safe_log), safe_log(leaf.transpose(0, 1))
+        assert [len(some) for some in KBest(grammar, words, None, 2).derivations] == [0, 2]
+
+    def test_viterbi_needs_what_has_logarithms(self):
+        case = make("dense", signed=True)
+        with pytest.raises(InputError, match="non-negative"):
+            best_derivations(case.form, case.leaf(3, 1))
 
 
 @pytest.mark.parametrize("name", FAST_FORMS)

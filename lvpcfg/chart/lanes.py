@@ -45,6 +45,15 @@ class Entries:
             place[found] = torch.arange(len(found), device=rows.device)
         return Entries(columns.clamp_max(shape[1] - 1), tuple(groups), place)
 
+    def row(self, number: int) -> Tensor:
+        """The entries of one row."""
+        place = int(self.place[number])
+        for group in self.groups:
+            if place < len(group):
+                return group[place][group[place] < len(self.columns)]
+            place -= len(group)
+        return self.columns[:0]
+
 
 @dataclass(frozen=True, eq=False)
 class Map:
@@ -69,6 +78,14 @@ class Map:
         """[outputs]: the input that each output is, if that is all the map does."""
         return self.entries.columns if self.values is None and self.entries is not None else None
 
+    def row(self, number: int) -> tuple[Tensor, Tensor]:
+        """The inputs that one output is made of, and their values, of one matrix."""
+        assert self.values is not None
+        if self.entries is None:
+            return torch.arange(self.values.shape[1], device=self.values.device), self.values[number]
+        entries = self.entries.row(number)
+        return self.entries.columns[entries], self.values[entries]
+
     def change(self, function: Callable[[Tensor], Tensor]) -> "Map":
         return self if self.values is None else replace(self, values=function(self.values))
 
@@ -78,6 +95,8 @@ class Map:
             return x.index_select(-1, self.lanes)
         assert self.values is not None
         values = self.values if self.values.dim() == (4 if self.entries is None else 3) else self.values.unsqueeze(1)
+        if self.entries is None and getattr(semiring, "products_fit", False):
+            return semiring.matmul(x, values.mT)
         each = semiring.size() ** 2 * x.shape[1] * values.shape[2:].numel()
         return in_parts(lambda *part: self._apply(semiring, x.narrow(-2, *part), values), x.shape[-2], each)
 
@@ -98,6 +117,7 @@ class Rules:
     children: tuple[Map, ...]  # states -> lanes, one map for each child
     lift: Map  # lanes -> states of parents
     skeletal: Tensor | None = None  # [lanes]: the skeletal rule of each, for `rule_posteriors`
+    every_pair: bool = False  # the lanes are all pairs of a left and a right state
 
     @staticmethod
     def from_entries(
@@ -126,7 +146,7 @@ class Rules:
         """One dense tensor [(batch,) parents, states, states, ...]; a lane for each choice of the children's states."""
         states = tensor.shape[-1]
         choices = torch.cartesian_prod(*[torch.arange(states, device=tensor.device)] * children)
-        return Rules(tuple(map(Map.gather, choices.unbind(1))), Map(tensor.flatten(-children)))
+        return Rules(tuple(map(Map.gather, choices.unbind(1))), Map(tensor.flatten(-children)), None, children == 2)
 
     @staticmethod
     def from_cp(u: Tensor, *children: Tensor) -> "Rules":

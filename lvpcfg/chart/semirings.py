@@ -9,10 +9,11 @@ A semiring, as in torch-struct, is a class (or an object) whose values have a le
     matmul(x, y)        [..., i, k] x [..., k, j] -> [..., i, j]
     zero_(x), one_(x)   fill values with the neutral elements of sum and product
 
-The user gives logarithms; for two distributions (cross-entropy and KL) a pair of them, [2, ...]; to `Signed` ordinary
-numbers. Any class of torch-struct's or of a user's own that has these methods will do. Those below differ from
-torch-struct's at zeros: its zero is -1e5, which many a long sentence falls below, and where all terms of a sum are
--inf its derivatives, entropies and samples are not numbers.
+One whose `matmul` needs little more room than its operands says so by `products_fit = True`. The user gives logarithms;
+for two distributions (cross-entropy and KL) a pair of them, [2, ...]; to `Signed` ordinary numbers. Any class of
+torch-struct's or of a user's own that has these methods will do. Those below differ from torch-struct's at zeros: its
+zero is -1e5, which many a long sentence falls below, and where all terms of a sum are -inf its derivatives, entropies
+and samples are not numbers.
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,11 @@ from typing import Any, Protocol
 import torch
 import torch_struct
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lvpcfg.errors import InputError
 
+PRODUCTS = 1 << 22  # numbers held at once, where products are summed one by one
 LARGEST = {torch.float32: 40.0, torch.float64: 340.0}  # the square of exp of it is a finite number
 
 
@@ -59,6 +62,65 @@ def log_shares(x: Tensor) -> tuple[Tensor, Tensor]:
     return total, torch.where(possible, torch.where(possible, x, 0) - torch.where(possible, total.unsqueeze(-1), 0), 0)
 
 
+def _one_by_one(semiring: Any, a: Tensor, b: Tensor) -> Tensor:
+    """The product of matrices by sums of every product, [..., i, j, k], some rows at a time."""
+
+    def some(rows: Tensor) -> Tensor:
+        return semiring.sum(semiring.mul(rows.unsqueeze(-2), b.mT.unsqueeze(-3)))
+
+    each = b.numel() * a.shape[1:-2].numel()
+    parts = a.split(max(1, PRODUCTS // max(1, each)), -2)
+    if len(parts) == 1:
+        return some(a)
+    return torch.cat([checkpoint(some, rows, use_reentrant=False) for rows in parts], -2)
+
+
+class _Scaled:
+    """Products of matrices of logarithms by ordinary ones of their exponentials, each row and column divided by its
+    largest; where that leaves the range of numbers there is none, and sums are taken one by one."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self.shift = tuple(
+            torch.where(largest > -torch.inf, largest, 0)
+            for largest in (a.detach().amax(-1, keepdim=True), b.detach().amax(-2, keepdim=True))
+        )
+        self.logs = tuple(
+            torch.where(x > -torch.inf, x - shift, 0) for x, shift in zip((a, b), self.shift, strict=True)
+        )
+        self.factors = tuple(
+            torch.where(x > -torch.inf, log.exp(), 0) for x, log in zip((a, b), self.logs, strict=True)
+        )
+        self.product = self.factors[0] @ self.factors[1]
+        self.possible = self.product > 0
+
+    @staticmethod
+    def of(a: Tensor, b: Tensor) -> "_Scaled | None":
+        if not a.shape[-1]:
+            return None
+        scaled = _Scaled(a, b)
+        small = scaled.product.detach() < torch.finfo(a.dtype).tiny ** 0.5
+        if bool(small.any()):  # those that have a possible term must not be small
+            terms = (a.detach() > -torch.inf).to(a.dtype) @ (b.detach() > -torch.inf).to(a.dtype)
+            if bool((small & (terms > 0)).any()):
+                return None
+        return scaled
+
+    @property
+    def log_of_product(self) -> Tensor:
+        return torch.where(self.possible, self.product, 1).log()
+
+    @property
+    def log_sum(self) -> Tensor:
+        return torch.where(self.possible, self.log_of_product + self.shift[0] + self.shift[1], -torch.inf)
+
+    def expected(self, of_a: Tensor, of_b: Tensor) -> Tensor:
+        """The expectation of the sum of a function of both factors, by their share of the product."""
+        (a, b), (some, others) = self.factors, (of_a, of_b)
+        some, others = (torch.where(x > 0, of, 0) for x, of in ((a, some), (b, others)))
+        total = (a * some) @ b + a @ (b * others)
+        return torch.where(self.possible, total / torch.where(self.possible, self.product, 1), 0)
+
+
 class _ZeroIsMinusInfinity:
     """For semirings of logarithms. (torch-struct's zero is -1e5.)"""
 
@@ -72,18 +134,47 @@ class _ZeroIsMinusInfinity:
 class Log(_ZeroIsMinusInfinity, torch_struct.LogSemiring):
     """(logsumexp, +, -inf, 0). Derivatives are posteriors."""
 
+    products_fit = True
+
     @staticmethod
     def sum(xs: Tensor, dim: int = -1) -> Tensor:
         return logsumexp(xs.movedim(dim, -1))
 
     @staticmethod
     def matmul(a: Tensor, b: Tensor) -> Tensor:
-        """By the sum above. (torch-struct's takes that of its base class.)"""
-        return Log.sum(a.unsqueeze(-2) + b.mT.unsqueeze(-3))
+        scaled = _Scaled.of(a, b)
+        return _one_by_one(Log, a, b) if scaled is None else scaled.log_sum
 
 
 class Max(_ZeroIsMinusInfinity, torch_struct.MaxSemiring):
     """(max, +, -inf, 0). Derivatives mark one best derivation."""
+
+    @staticmethod
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        """The same, with derivatives by the place of the largest. (torch-struct's fill all that was compared.)"""
+        product: Tensor = _MaxProduct.apply(a, b)
+        return product
+
+
+class _MaxProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        largest, place = (a.unsqueeze(-2) + b.mT.unsqueeze(-3)).max(-1)
+        ctx.save_for_backward(place)
+        ctx.shapes = a.shape, b.shape
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (place,), (of_a, of_b) = ctx.saved_tensors, ctx.shapes
+        by_a = by_b = None
+        if ctx.needs_input_grad[0]:
+            by_a = gradient.new_zeros(*gradient.shape[:-1], of_a[-1]).scatter_add(-1, place, gradient)
+            by_a = by_a.sum_to_size(of_a)
+        if ctx.needs_input_grad[1]:
+            by_b = gradient.new_zeros(*gradient.mT.shape[:-1], of_b[-2]).scatter_add(-1, place.mT, gradient.mT)
+            by_b = by_b.mT.sum_to_size(of_b)
+        return by_a, by_b
 
 
 def KMax(k: int) -> Any:  # noqa: N802 -- a class for each k, as in torch-struct
@@ -135,6 +226,8 @@ class _DrawnSum(torch.autograd.Function):
 class Entropy(torch_struct.EntropySemiring):
     """(log p, entropy). torch-struct's has 0 * -inf in sums with impossible terms."""
 
+    products_fit = True
+
     @staticmethod
     def zero_(xs: Tensor) -> Tensor:
         return _fill(xs, -torch.inf, 0)
@@ -146,9 +239,19 @@ class Entropy(torch_struct.EntropySemiring):
         share = torch.where(log_p != -torch.inf, log_share.exp(), 0)
         return torch.stack([total, (share * (entropy - log_share)).sum(-1)])
 
+    @staticmethod
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        scaled = _Scaled.of(a[0], b[0])
+        if scaled is None:
+            return _one_by_one(Entropy, a, b)
+        entropy = scaled.expected(a[1] - scaled.logs[0], b[1] - scaled.logs[1]) + scaled.log_of_product
+        return torch.stack([scaled.log_sum, entropy])
+
 
 class CrossEntropy(torch_struct.CrossEntropySemiring):
     """(log p, log q, - sum p log q); infinite where q is 0 and p is not. The mending is that of `Entropy`."""
+
+    products_fit = True
 
     @staticmethod
     def zero_(xs: Tensor) -> Tensor:
@@ -158,15 +261,25 @@ class CrossEntropy(torch_struct.CrossEntropySemiring):
     def sum(xs: Tensor, dim: int = -1) -> Tensor:
         return _sum_of_two(xs.movedim(dim, -1), 0.0)
 
+    @staticmethod
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        return _product_of_two(CrossEntropy, a, b, 0.0)
+
 
 class KLDivergence(torch_struct.KLDivergenceSemiring):
     """(log p, log q, sum p log (p / q)); infinite where q is 0 and p is not. The mending is that of `Entropy`."""
+
+    products_fit = True
 
     zero_ = staticmethod(CrossEntropy.zero_)
 
     @staticmethod
     def sum(xs: Tensor, dim: int = -1) -> Tensor:
         return _sum_of_two(xs.movedim(dim, -1), 1.0)
+
+    @staticmethod
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        return _product_of_two(KLDivergence, a, b, 1.0)
 
 
 def _sum_of_two(xs: Tensor, of_p: float) -> Tensor:
@@ -177,6 +290,16 @@ def _sum_of_two(xs: Tensor, of_p: float) -> Tensor:
     share_q = torch.where(log_q != -torch.inf, share_q, -torch.inf)
     worth = torch.where(possible, share_p.exp() * (worth - share_q + of_p * share_p), 0)
     return torch.stack([total_p, total_q, worth.sum(-1)])
+
+
+def _product_of_two(semiring: Any, a: Tensor, b: Tensor, of_p: float) -> Tensor:
+    p, q = _Scaled.of(a[0], b[0]), _Scaled.of(a[1], b[1])
+    lost = any(bool(((x[0] > -torch.inf) & (x[1] == -torch.inf)).any()) for x in (a, b))  # q is 0 and p is not
+    if p is None or q is None or lost:
+        return _one_by_one(semiring, a, b)
+    of_a, of_b = (x[2] - q_log + of_p * p_log for x, q_log, p_log in zip((a, b), q.logs, p.logs, strict=True))
+    worth = p.expected(of_a, of_b) + q.log_of_product - of_p * p.log_of_product
+    return torch.stack([p.log_sum, q.log_sum, torch.where(p.possible, worth, 0)])
 
 
 class Signed:

@@ -77,6 +77,9 @@ def inside(
             for p in range(1, min(width, len(rules.children))):
                 last = weights.rules.get(width) if p == len(rules.children) - 1 else None
                 lanes = (rules.children[0].lanes if p == 1 else None, rules.children[p].lanes)
+                if rules.every_pair and getattr(semiring, "products_fit", False):
+                    prefix[r][p][width] = combine_every_pair(semiring, child[r][0], child[r][1], width)
+                    continue
                 prefix[r][p][width] = combine(
                     semiring, prefix[r][p - 1], child[r][p], width, lanes, last, rules.skeletal
                 )
@@ -129,6 +132,14 @@ def combine(
     _, batch, spans, size = right[1].shape
     size = size if lanes[1] is None else len(lanes[1])
     return in_parts(sums, spans - width + 1, semiring.size() ** 2 * batch * size * len(splits))
+
+
+def combine_every_pair(semiring: Semiring, left: dict[int, Tensor], right: dict[int, Tensor], width: int) -> Tensor:
+    """The same where every pair of states is a lane, as products of matrices [states, splits] and [splits, states]."""
+    spans, splits = right[1].shape[2] - width + 1, range(1, width)
+    lefts = torch.stack([left[k].narrow(2, 0, spans) for k in splits], -1)
+    rights = torch.stack([right[width - k].narrow(2, k, spans) for k in splits], -2)
+    return semiring.matmul(lefts, rights).flatten(-2)
 
 
 def _picked(cells: Tensor, lanes: Tensor | None) -> Tensor:
