@@ -139,7 +139,7 @@ def laid_out(forest: Forest, shapes: Shapes, rule: Tensor, level: Tensor, levels
     parent, left, right = (
         take(torch.cat([column, empty]), edge) for column in (forest.parent, forest.left, forest.right)
     )
-    of_tile, number = repeated(tiles_in_group, total_tiles)
+    of_tile, number = repeated(tiles_in_group, torch.zeros_like(tiles_in_group), total_tiles)
     head = take(begin, of_tile) + number * take(width, of_tile)  # the first slot of each tile, which is never empty
     rule_of_tile = take(shapes.within, take(rule, take(edge, head)))
     found: list[list[Tiles]] = [[] for _ in range(levels)]
