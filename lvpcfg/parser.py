@@ -279,9 +279,11 @@ class Parser(ParserI):  # type: ignore[misc]
         words = [grammar.lexical.lookup(some) for grammar, some in zip(self._grammars, entries, strict=True)]
         coarse_words = self._coarse_words.lookup(entries[0])
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
-        known = self._coarse_to_fine.negative
+        known, ways = self._coarse_to_fine.negative, +self._coarse_to_fine.ways
         found = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold, probabilities)
         self.counts.negative_rules += self._coarse_to_fine.negative - known
+        self.counts.float64 += self._coarse_to_fine.ways[WIDE] - ways[WIDE]
+        self.counts.log_sum_exp += self._coarse_to_fine.ways[LOGARITHMIC] - ways[LOGARITHMIC]
         return [
             None
             if one.skeleton is None

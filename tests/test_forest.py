@@ -13,14 +13,21 @@ from cases import make, of_grammar
 from test_coarse_to_fine import coarse_to_fine_of, flat
 from test_rule_cp import factored
 
+from lvpcfg import Binarisation, Parser
 from lvpcfg.chart.decode.coarse_to_fine import Fine
-from lvpcfg.chart.decode.decode import PRODUCT, VITERBI
+from lvpcfg.chart.decode.decode import DECODERS, FREE, PRODUCT, VITERBI
 from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE
 from lvpcfg.chart.fast.partition import log_partition as chart_log_partition
 from lvpcfg.chart.forest.forest import Forest, Logarithmic, Plan, Scaled, log_likelihood, log_partition, posteriors
 from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.chart.forest.viterbi import best_derivations
+from lvpcfg.decompose.coarse import with_coarse
+from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
+from lvpcfg.trees.lexicon import LexicalTable, Lexicon
+from lvpcfg.trees.treebank import Symbols
 
 
 def whole_cp(grammar, signed):
@@ -68,7 +75,7 @@ class Packed:
 
 
 class Slow:
-    """The recurrence, one edge after the other; `add` and `times` are those of a semiring."""
+    """The recurrence, one edge after the other, with sums or with the largest product."""
 
     def __init__(self, forest, rules, leaf, best=False):
         starts = rules.sizes.prod(1).cumsum(0) - rules.sizes.prod(1)
@@ -289,3 +296,58 @@ def test_fine_gives_the_posteriors_of_the_forest():
     packed = Packed("rule tensors")
     known = Fine(packed.forest, packed.rules, packed.leaf).posteriors()
     torch.testing.assert_close(known.edges, posteriors(*packed.arguments).edges)
+
+
+def right_branching(tiny):
+    """S -> X S and S -> X X over the words x, with the two states of `two_symbols_in_one` and B as the root."""
+    states = (2, 2)
+    rules = torch.zeros(2, 2, 2, 2, dtype=torch.float64)
+    rules[:, 0, 0, 0] = rules[:, 1, 1, 1] = 0.5
+    grammar = Grammar(
+        symbols=Symbols(("S",), ("X",)),
+        binary=RuleTensors(states, 1, torch.tensor([[0, 1, 0], [0, 1, 1]]), rules.flatten()),
+        unary_rules=torch.zeros(0, 2, dtype=torch.int64),
+        unary=torch.zeros(0, dtype=torch.float64),
+        root=torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64),
+        lexical=LexicalTable(
+            row=torch.tensor([0, 2, 2]),
+            state=torch.tensor([0, 1]),
+            value=torch.tensor([0.5, tiny], dtype=torch.float64),
+            weight=torch.ones(2, dtype=torch.float64),
+            source=torch.tensor([0, 0]),
+            backoff=torch.zeros(1, 2, dtype=torch.float64),
+            widest=2,
+        ),
+    )
+    model = Model(grammar, Lexicon(("x",), ("<unknown>",), "english"), Binarisation(), {})
+    return with_coarse(model)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(("words", "float64", "log_sum_exp"), [(8, 0, 0), (30, 1, 0), (150, 0, 1)])
+def test_the_parser_counts_what_is_computed_again(decoder, words, float64, log_sum_exp):
+    parser = Parser(right_branching(0.001), decoder, "cpu")
+    (parse,) = parser.analyse([["x"] * words])
+    truth = words * math.log(0.001) + (words - 1) * math.log(0.5)
+    assert not parse.flat
+    assert parse.tree.height() > words / 2
+    assert parse.sentence_log_prob == pytest.approx(truth, rel=1e-6)
+    assert parser.counts.exhaustive == parser.counts.looser == 0
+    if decoder != VITERBI:
+        assert (parser.counts.float64, parser.counts.log_sum_exp) == (float64, log_sum_exp)
+    if decoder != FREE:
+        assert parse.log_prob == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize("decoder", sorted(set(DECODERS) - {VITERBI}))
+def test_a_negative_sum_is_parsed_in_its_forest(decoder):
+    model = right_branching(0.3)
+    flipped = replace(model, grammar=replace(model.grammar, root=-model.grammar.root))
+    one, two = (Parser(each, decoder, "cpu", prune=1e-9) for each in (model, flipped))
+    sentences = [["x"] * words for words in (3, 6)]
+    parses = list(zip(one.analyse(sentences), two.analyse(sentences), strict=True))
+    for expected, found in parses:
+        assert found.tree == expected.tree
+        assert found.sentence_log_prob == pytest.approx(expected.sentence_log_prob)
+        assert found.posterior == pytest.approx(expected.posterior)
+    assert two.counts.fallbacks == two.counts.exhaustive == two.counts.looser == 0

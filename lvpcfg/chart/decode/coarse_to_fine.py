@@ -5,6 +5,7 @@ posteriors, or the posteriors themselves where those are summed.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ class CoarseToFine:
         self, grammars: Sequence[Grammar], coarse: CoarseGrammar, decoder: str, stages: Stages | None = None
     ) -> None:
         self.decoder, self.negative = decoder, 0  # posteriors of rules below zero, through approximations
+        self.ways: Counter[str] = Counter()  # sentences that float32, or float64, was not enough for
         self.rules = [FineRules(grammar) for grammar in grammars]
         grammar = nonnegative(grammars[0])
         symbols, device = grammar.symbols, grammar.root.device
@@ -106,6 +108,8 @@ class CoarseToFine:
         else:
             with self.stages.stage("fine"):
                 known = [grammar.posteriors() for grammar in grammars]
+            for found in known:
+                self.ways += found.ways
             log_z = known[0].log_z
         with self.stages.stage("decode"):
             if self.decoder == FREE:
