@@ -5,7 +5,7 @@ The truth is the textbook, node by node and edge by edge, over tensors written o
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,9 +22,11 @@ from lvpcfg.chart.forest.forest import Forest, Logarithmic, Plan, Scaled, log_li
 from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.chart.forest.viterbi import best_derivations
 from lvpcfg.decompose.coarse import with_coarse
+from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.rule_tensors import RuleTensors
+from lvpcfg.grammar.rules import ForestRules
 from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
@@ -284,6 +286,48 @@ class TestRange:
         assert found.sign.tolist() == [0, 1]
         assert not bool(found.edges[:words].any())
         assert not found.ways
+
+
+class TwiceTheTerms(RuleTensors):
+    """A representation of a user's own: the tensors of some rules halved, and given back as a CP form of their entries.
+
+    Forests know it by what it hands them, and by nothing else.
+    """
+
+    def for_forests(self):
+        rules = torch.tensor([2, 3])  # A -> V N and A -> N V have 15 entries each
+        volume = self.states[self.rules].prod(1)
+        kept = torch.ones_like(volume, dtype=torch.bool).index_fill(0, rules, False)
+        factors = []
+        for rule in rules.tolist():
+            tensor = torch.zeros(5, 5, 5, dtype=self.dtype)
+            tensor[tuple(slice(size) for size in self.tensor(rule).shape)] = self.tensor(rule) / 2
+            terms = tensor.nonzero().repeat(2, 1)
+            one_hot = torch.nn.functional.one_hot(terms, 5).to(self.dtype)  # [terms, 3, 5]
+            one_hot[:, 0] *= tensor[tuple(terms.T)].unsqueeze(1)
+            factors.append(one_hot)
+        u, v, w = torch.stack(factors).unbind(2)
+        return ForestRules(self.values[torch.repeat_interleave(kept, volume)], OwnForms(rules, Factors(u, v, w)))
+
+
+@dataclass
+class OwnForms:
+    cp_rules: torch.Tensor
+    factors: Factors
+
+
+def test_a_representation_of_ones_own():
+    packed = Packed("rule tensors")
+    rules = FineRules(replace(packed.grammar, binary=TwiceTheTerms(**vars_of(packed.grammar.binary))))
+    assert isinstance(rules.cp, OwnForms)
+    found = posteriors(Plan(packed.forest, rules.sizes, rules.cp), rules.values, packed.leaf)
+    truth = posteriors(*packed.arguments)
+    torch.testing.assert_close(found.log_z, truth.log_z)
+    torch.testing.assert_close(found.edges, truth.edges)
+
+
+def vars_of(binary):
+    return {name: getattr(binary, name) for name in ("state_counts", "interminals", "rules", "values")}
 
 
 def test_a_plan_of_no_edges():
