@@ -66,8 +66,8 @@ class Shapes:
 def _joined(shapes: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Shapes [shapes, 4] of which some are larger, and for each shape the number of the one that it has become.
 
-    `table` [shapes, levels] is how many edges there are. The two that it pays most to join are joined, again and
-    again; where it pays no more, nothing changes, so that nobody has to look.
+    `table` [shapes, levels] is how many edges there are. In each round the two shapes are joined for which it
+    pays most. Where it pays no more, a round changes nothing: so the number of rounds is fixed, and nothing is read.
     """
     shapes, edges, levels = shapes.clone(), table.sum(1).double(), (table > 0).double()
     joined = torch.arange(len(shapes), device=shapes.device)
