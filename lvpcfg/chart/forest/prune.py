@@ -309,7 +309,8 @@ def _over_splits(
     """From terms of spans to those of their splits that are above the threshold: which item of the list it is, how many
     words are on the left, and the posterior there.
 
-    On the CPU width by width, which takes little more than half the time; else all at once, since CUDA would have to wait for each.
+    On the CPU width by width, which takes little more than half the time; else all at once, since CUDA would have to
+    wait for each.
     """
     if arrays.on_host(row):
         sizes = torch.bincount(width, minlength=chart.length + 1).tolist()
