@@ -2,7 +2,8 @@
 
 A CPU build of torch refuses three things on such tensors, which are replaced here by what they come to: `contiguous`,
 `copy_`, and the autograd engine, whose gradients have the shapes of what they are gradients of. For ALS, which looks
-at numbers that fake tensors do not have, indexing is replaced too: whatever it asks is so, and masks select all.
+at numbers that fake tensors do not have, indexing and `nonzero` are replaced too: whatever it asks is so, and masks
+select all.
 """
 
 import torch
@@ -51,6 +52,10 @@ def get(self: Tensor, index) -> Tensor:
     return self
 
 
+def nonzero(self: Tensor) -> Tensor:
+    return torch.arange(len(self), device=self.device).unsqueeze(1)
+
+
 def put(self: Tensor, index, values) -> None:
     get(self, index) + values  # on one device
 
@@ -63,6 +68,7 @@ def main() -> None:
         devices = {str(tensor.device) for one in made for tensor in tensors_in(one)}
         print(name, len(made), *devices, sep="|")
     Tensor.__getitem__, Tensor.__setitem__, Tensor.__bool__ = get, put, lambda _: True
+    Tensor.nonzero = nonzero
     for nonnegative in (False, True):
         with FakeTensorMode() as mode:
             tensors = mode.from_tensor(torch.ones(5, 2, 3, 4)).to(DEVICE)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 from cases import FORMS, Case, make
+from test_coarse_to_fine import coarse_to_fine_of, flat
+from test_rule_cp import factored
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -22,6 +25,9 @@ from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, S
 from lvpcfg.chart.fast.inside import Chart
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import log_partition
+from lvpcfg.chart.forest.logarithms import LogScores
+from lvpcfg.chart.forest.plan import Plan
+from lvpcfg.chart.forest.prune import FineRules
 
 LENGTH, BATCH = 5, 2
 
@@ -30,8 +36,8 @@ def moved(thing: Any, move: Callable[[Tensor], Tensor]) -> Any:
     """A form with all its tensors moved, those of its blocks and its source included."""
     if isinstance(thing, Tensor):
         return move(thing)
-    if isinstance(thing, tuple):
-        return tuple(moved(part, move) for part in thing)
+    if isinstance(thing, tuple | list):
+        return type(thing)(moved(part, move) for part in thing)
     if is_dataclass(thing):
         return replace(thing, **{field.name: moved(getattr(thing, field.name), move) for field in fields(thing)})
     return thing
@@ -85,6 +91,61 @@ class Placed:
                 return [chart, outside]
             decoders = (PRODUCT, RULE_SUM, VARIATIONAL, RECALL)
             return [chart, outside, *(SymbolChart(self.symbols, chart, outside, one, False) for one in decoders)]
+
+
+class PlacedForest:
+    """A forest on a device, its rules as tensors or some of them in CP form. Its plan is made on the CPU."""
+
+    def __init__(self, cp: bool, fake: bool) -> None:
+        case = make("rule tensors")
+        grammar = factored(case.grammar, [0, 1, 4, 6]) if cp else case.grammar
+        words, lengths = flat(case.leaf(LENGTH, BATCH))
+        parser = coarse_to_fine_of([case.grammar], PRODUCT)
+        forest, nodes = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+        rules, leaves = FineRules(grammar), forest.leaves
+        leaf = rules.leaf(words, LENGTH * nodes.sentence[leaves] + nodes.start[leaves], nodes.symbol[leaves])
+        plan = Plan(forest, rules.sizes, rules.cp)
+        assert plan._by_rule  # what it finds out once
+        self.mode: AbstractContextManager[Any] = FakeTensorMode() if fake else nullcontext()
+        self.fake = fake
+        self.plan, self.leaf, self.values = copy(plan), self.move(leaf), self.move(rules.values)
+        for name, value in vars(plan).items():
+            setattr(self.plan, name, moved(value, self.move))
+        self.plan.device = self.leaf.device
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """On the CPU, but in the mode."""
+        return self.mode.from_tensor(tensor) if self.fake else tensor
+
+    def move(self, tensor: Tensor) -> Tensor:
+        with self.mode:
+            return self.kept(tensor).to("meta")
+
+    def run(self) -> list[Any]:
+        plan = self.plan
+        with self.mode:
+            weights = plan.weights(self.values, self.leaf.dtype)
+            scores = plan.inside(weights, self.leaf)
+            edges = self.leaf.new_zeros(len(plan.forest.rule) + 1)
+            beta = plan.outside(weights, scores, torch.ones_like(scores.log_z), edges)
+            out_of_range = plan.out_of_range(scores, beta)
+            logarithms = LogScores(plan, weights, self.leaf)
+            log_beta = logarithms.outside()
+            return [
+                [scores, edges, beta, out_of_range, plan.rule_gradients(weights, scores, beta)],
+                [logarithms, log_beta, logarithms.gradients(log_beta[0], torch.ones_like(scores.log_z))],
+            ]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("cp", [False, True])
+def test_forests_are_computed_where_their_plan_is(cp, fake):
+    placed = PlacedForest(cp, fake)
+    for found in placed.run():
+        assert {tensor.device.type for tensor in tensors_in(found)} == {"meta"}
+    placed.leaf = placed.kept(torch.ones(placed.leaf.shape, dtype=placed.leaf.dtype))
+    with pytest.raises(RuntimeError, match="device"):  # what is left behind is seen
+        placed.run()
 
 
 @pytest.mark.parametrize("fake", [False, True])

@@ -31,12 +31,24 @@ def observed_forest(treebank: Treebank, device: torch.device) -> Forest:
 
 
 def _heights(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """[nodes]: 0 for words, else one more than the highest child."""
-    height = np.zeros(len(left), dtype=np.int64)
+    """[nodes]: 0 for words, else one more than the highest child.
+
+    From the words up: a node is looked at once, when the last of its children is done.
+    """
+    nodes = len(left)
+    height = np.zeros(nodes, dtype=np.int64)
     inner = np.flatnonzero(left >= 0)
-    left, right = left[inner], np.where(right[inner] < 0, left[inner], right[inner])
-    while True:
-        higher = 1 + np.maximum(height[left], height[right])
-        if (higher == height[inner]).all():
-            return height
-        height[inner] = higher
+    missing, parent = np.zeros(nodes, dtype=np.int64), np.full(nodes, -1)
+    for child in (left, right):
+        some = inner[child[inner] >= 0]
+        missing[some] += 1
+        parent[child[some]] = some
+    done, above = np.flatnonzero(left < 0), 0
+    while len(done):
+        height[done] = above
+        above += 1
+        up = parent[done]
+        up = up[up >= 0]
+        np.subtract.at(missing, up, 1)
+        done = np.unique(up[missing[up] == 0])
+    return height

@@ -34,8 +34,11 @@ def worth_computing(mask: Tensor) -> Tensor:
     return true_indices(mask) if on_host(mask) else torch.arange(mask.numel(), device=mask.device)
 
 
-def repeated(sizes: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
-    """Lists of these sizes end to end: for each element, which list it is in, and its number there."""
+def repeated(sizes: Tensor, first: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+    """Ranges of these sizes, each from its `first` number on, end to end: the range of each element, and the element.
+
+    `total` is the sum of the sizes, if it is known.
+    """
     which = torch.repeat_interleave(sizes, output_size=total)
     begin = sizes.cumsum(0) - sizes
-    return which, torch.arange(len(which), device=sizes.device) - take(begin, which)
+    return which, take(first - begin, which).add_(torch.arange(len(which), device=sizes.device))

@@ -157,7 +157,7 @@ def _posteriors(solution: Solution) -> Posteriors:
     known.sign.index_copy_(0, sentences, better.sign)
     known.nodes.index_copy_(0, part.nodes, better.nodes[:-2].to(known.nodes.dtype))
     known.edges.index_copy_(0, part.edges, better.edges.to(known.edges.dtype))
-    known.ways.update({other.way: len(sentences) - better.ways.total()} | better.ways)
+    known.ways.update(better.ways + Counter({other.way: len(sentences) - better.ways.total()}))
     return known
 
 

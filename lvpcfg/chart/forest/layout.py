@@ -66,8 +66,8 @@ class Shapes:
 def _joined(shapes: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Shapes [shapes, 4] of which some are larger, and for each shape the number of the one that it has become.
 
-    `table` [shapes, levels] is how many edges there are. The two that it pays most to join are joined, again and
-    again; where it pays no more, nothing changes, so that nobody has to look.
+    `table` [shapes, levels] is how many edges there are. In each round the two shapes are joined for which it
+    pays most. Where it pays no more, a round changes nothing: so the number of rounds is fixed, and nothing is read.
     """
     shapes, edges, levels = shapes.clone(), table.sum(1).double(), (table > 0).double()
     joined = torch.arange(len(shapes), device=shapes.device)
@@ -139,7 +139,7 @@ def laid_out(forest: Forest, shapes: Shapes, rule: Tensor, level: Tensor, levels
     parent, left, right = (
         take(torch.cat([column, empty]), edge) for column in (forest.parent, forest.left, forest.right)
     )
-    of_tile, number = repeated(tiles_in_group, total_tiles)
+    of_tile, number = repeated(tiles_in_group, torch.zeros_like(tiles_in_group), total_tiles)
     head = take(begin, of_tile) + number * take(width, of_tile)  # the first slot of each tile, which is never empty
     rule_of_tile = take(shapes.within, take(rule, take(edge, head)))
     found: list[list[Tiles]] = [[] for _ in range(levels)]

@@ -64,7 +64,7 @@ class Plan:
         used = true_indices(occurs)
         self.rule = take(occurs.long().cumsum(0) - 1, forest.rule)
         levels = torch.bincount(forest.level).nonzero().squeeze(1)  # that have edges
-        level = torch.searchsorted(levels, forest.level)
+        level = torch.searchsorted(levels, forest.level.contiguous())
         volume, ranks = sizes.prod(1), torch.zeros_like(sizes[:, :1])
         form = torch.zeros_like(volume)  # the number of a rule among CP forms
         if cp is not None:

@@ -189,7 +189,7 @@ class Coarse:
         device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
         cells = len(chart.top.cells)
         first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
-        width = repeated(first.diff(), cells)[0] + 1  # of each cell
+        width = torch.repeat_interleave(first.diff(), output_size=cells) + 1  # of each cell
         top = _all_symbols(chart.top.cells, chart.word_top)  # alpha, [cells, symbols]
         bottom = _all_symbols(chart.bottom.cells, chart.word)
         above = _all_symbols(outside.top.cells, outside.word_top)  # beta
@@ -233,15 +233,13 @@ class Coarse:
         for which, (table, cells) in enumerate(zip(tables, (terms.parent, terms.left, terms.right), strict=True)):
             some = true_indices(varies == which)
             term = take(terms.number, some)
-            place, within = repeated(take(self.rules_of_term, term))
-            entry = take(take(self.first_of_term, term), place) + within
-            cell = take(take(cells, some), place)
-            score = take(table.view(-1), cell * table.shape[1] + take(self.symbol_of_term, entry))
-            score = score * take(self.share_of_term, entry)
-            total = torch.zeros_like(term, dtype=score.dtype).index_add_(0, place, score)
-            posterior = score * take(take(terms.posterior, some) / total, place)
+            which_term, entry = repeated(take(self.rules_of_term, term), take(self.first_of_term, term))
+            cell = take(take(cells, some) * table.shape[1], which_term).add_(take(self.symbol_of_term, entry))
+            score = take(table.view(-1), cell).mul_(take(self.share_of_term, entry))
+            total = torch.zeros_like(term, dtype=score.dtype).index_add_(0, which_term, score)
+            posterior = score.mul_(take(take(terms.posterior, some) / total, which_term))
             kept = true_indices(posterior > threshold)
-            split = take(some, take(place, kept))
+            split = take(some, take(which_term, kept))
             columns = (take(column, split) for column in (terms.parent, terms.left, terms.right))
             found.append(Splits(take(self.rule_of_term, take(entry, kept)), take(posterior, kept), *columns))
         return Splits.joined(found)
@@ -294,7 +292,7 @@ class Coarse:
         begin = starts_of(torch.tensor([len(some.symbol) for _, some in parts], device=device))
         number, unit = len(nodes.symbol), len(nodes.symbol) + sentences + 1
         shift, shift_of_roots = (
-            take(begin, repeated(torch.tensor(sizes, device=device), sum(sizes))[0])
+            take(begin, torch.repeat_interleave(torch.tensor(sizes, device=device), output_size=sum(sizes)))
             for sizes in ([len(some.rule) for some, _ in parts], [len(some.roots) for some, _ in parts])
         )
         step, roots = edges.right < 0, edges.roots + shift_of_roots
@@ -319,7 +317,8 @@ def _over_splits(
     """From terms of spans to those of their splits that are above the threshold: which item of the list it is, how many
     words are on the left, and the posterior there.
 
-    On the CPU width by width, which takes half the time; else all at once, since CUDA would have to wait for each.
+    On the CPU width by width, which takes little more than half the time; else all at once, since CUDA would have to
+    wait for each.
     """
     if arrays.on_host(row):
         sizes = torch.bincount(width, minlength=chart.length + 1).tolist()
@@ -334,8 +333,7 @@ def _over_splits(
                 yield begin + place // (number - 1), place % (number - 1) + 1, take(posterior.view(-1), place)
             begin += size
         return
-    item, split = repeated(width - 1)
-    split += 1
+    item, split = repeated(width - 1, torch.ones_like(width))
     left, right = chart.spans.left, chart.spans.right  # [starts * batch, widths, lanes], and by ends, widths descending
     row, term, width = (take(column, item) for column in (row, term, width))
     end = row + (width - 1) * chart.batch
