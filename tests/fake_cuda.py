@@ -1,18 +1,16 @@
 """Run as a script: the hot path, form by form, and ALS on fake CUDA tensors, in a torch that may have no CUDA at all.
 
 A CPU build of torch refuses three things on such tensors, which are replaced here by what they come to: `contiguous`,
-`copy_`, and the autograd engine, whose gradients have the shapes of what they are gradients of. For ALS, which looks
-at numbers that fake tensors do not have, indexing and `nonzero` are replaced too: whatever it asks is so, and masks
-select all.
+`copy_` and indexing. For ALS, which looks at numbers that fake tensors do not have, `nonzero` is replaced too: whatever
+it asks is so, and masks select all.
 """
 
 import torch
 from cases import FORMS
 from test_placement import Placed, tensors_in
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from lvpcfg.chart.fast import outside
 from lvpcfg.decompose.als import als
 
 DEVICE = "cuda:0"
@@ -26,16 +24,12 @@ def copy_(self: Tensor, other: Tensor) -> Tensor:
     return self.zero_().add_(other)
 
 
-def backward(function, inputs, gradients, wanted):
-    if not gradients or not any(wanted):
-        return [None] * len(inputs)
-    outputs = function(*inputs)
-    for output, gradient in zip([outputs] if isinstance(outputs, Tensor) else outputs, gradients, strict=True):
-        output + gradient  # on one device
-    return [torch.zeros_like(tensor) if want else None for tensor, want in zip(inputs, wanted, strict=True)]
+real_get = Tensor.__getitem__
 
 
 def get(self: Tensor, index) -> Tensor:
+    if not isinstance(self, FakeTensor):
+        return real_get(self, index)
     dimension = 0
     for part in index if isinstance(index, tuple) else (index,):
         if isinstance(part, int):
@@ -47,7 +41,7 @@ def get(self: Tensor, index) -> Tensor:
         elif part.dtype == torch.bool:
             assert part.device == self.device
         else:
-            self = self.index_select(dimension, part)
+            self = self.index_select(dimension, part.flatten()).unflatten(dimension, part.shape or (1,))
         dimension += 1
     return self
 
@@ -61,13 +55,12 @@ def put(self: Tensor, index, values) -> None:
 
 
 def main() -> None:
-    Tensor.contiguous, Tensor.copy_ = contiguous, copy_
-    outside._backward = backward
+    Tensor.contiguous, Tensor.copy_, Tensor.__getitem__ = contiguous, copy_, get
     for name in FORMS:
         made = Placed(name, fake=True, device=DEVICE).run()
         devices = {str(tensor.device) for one in made for tensor in tensors_in(one)}
         print(name, len(made), *devices, sep="|")
-    Tensor.__getitem__, Tensor.__setitem__, Tensor.__bool__ = get, put, lambda _: True
+    Tensor.__setitem__, Tensor.__bool__ = put, lambda _: True
     Tensor.nonzero = nonzero
     for nonnegative in (False, True):
         with FakeTensorMode() as mode:

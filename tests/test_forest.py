@@ -15,7 +15,6 @@ from test_rule_cp import factored
 
 from lvpcfg import Binarisation, Parser
 from lvpcfg.chart.decode.coarse_to_fine import Fine
-from lvpcfg.chart.decode.decode import DECODERS, FREE, PRODUCT, VITERBI
 from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE
 from lvpcfg.chart.fast.partition import log_partition as chart_log_partition
 from lvpcfg.chart.forest.forest import Forest, Logarithmic, Plan, Scaled, log_likelihood, log_partition, posteriors
@@ -28,6 +27,7 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import ForestRules
 from lvpcfg.grammar.whole_cp import WholeCP
+from lvpcfg.options import DECODERS, FREE, PRODUCT, VITERBI
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.treebank import Symbols
 

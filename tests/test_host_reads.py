@@ -12,11 +12,12 @@ from cases import make
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine, best_edges, pruned
-from lvpcfg.chart.decode.decode import PRODUCT
+from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine, pruned
+from lvpcfg.chart.decode.decode import chosen_trees, trees_of
 from lvpcfg.chart.forest import arrays
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.grammar.coarse import projected_coarse
+from lvpcfg.options import PRODUCT
 
 # Operators whose result has a size that depends on numbers, and those that hand numbers to Python.
 OPERATORS = {
@@ -122,7 +123,7 @@ class Batch:
 
 
 def reads_by_step(grammar, *size):
-    """Of pruning, of pruning again, of plans, of posteriors, of Viterbi, and the number of edges."""
+    """Of pruning, of pruning again, of plans, of posteriors, of Viterbi, of decoding, and the number of edges."""
     batch, reads = Batch(grammar, *size), {}
     reads["coarse"] = host_reads(batch.forest)
     forest, nodes = batch.forest()
@@ -133,6 +134,13 @@ def reads_by_step(grammar, *size):
         fine = batch.fine(forest, nodes)
         reads["posteriors"] = host_reads(fine.posteriors)
         reads["viterbi"] = host_reads(fine.best_derivations)
+        known, (chosen, log_z) = fine.posteriors(), fine.best_derivations()
+        decode = batch.parser.decoder.trees
+        reads["decode"] = host_reads(lambda: decode(forest, nodes, [known], batch.lengths))
+        reads["trees of viterbi"] = host_reads(
+            lambda: trees_of(forest, nodes, chosen_trees(forest, chosen, log_z), batch.lengths)
+        )
+        assert None not in decode(forest, nodes, [known], batch.lengths)
         assert bool(fine.posteriors().log_z.isfinite().all())
     return {name: counts.total() for name, counts in reads.items()}, len(forest.rule)
 
@@ -147,6 +155,8 @@ def test_they_do_not_grow_with_the_batch(grammar, as_on_cuda):
     assert few["plan"] < 20
     assert few["posteriors"] < 4
     assert few["viterbi"] < 4
+    assert few["decode"] < 8
+    assert few["trees of viterbi"] < 6
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1e-3])
@@ -159,7 +169,7 @@ def test_both_ways_find_the_same(grammar, monkeypatch, threshold):
         with torch.inference_mode():
             fine = batch.fine(forest, nodes)
             known, (best, log_z) = fine.posteriors(), fine.best_derivations()
-            trees = best_edges(forest, known.edges.log(), known.nodes[forest.leaves].log())
+            trees = batch.parser.decoder.trees(forest, nodes, [known], batch.lengths)
         node = torch.stack([*vars(nodes).values()], 1).tolist()
         node += [["top", number] for number in range(len(batch.lengths))] + [["zero"], ["one"]]
 
@@ -168,8 +178,8 @@ def test_both_ways_find_the_same(grammar, monkeypatch, threshold):
             return int(forest.rule[edge]), *(tuple(node[end]) for end in ends)
 
         posterior = {named(edge): float(known.edges[edge]) for edge in range(len(forest.rule))}
-        derivation, tree = ({named(edge) for edge in some[some >= 0].tolist()} for some in (best, trees))
-        found.append((posterior, derivation, tree, log_z))
+        derivation = {named(edge) for edge in best[best >= 0].tolist()}
+        found.append((posterior, derivation, trees, log_z))
     (one, best, tree, log_z), (two, *others, log_z_too) = found
     assert one.keys() == two.keys()
     assert [one[edge] for edge in one] == pytest.approx([two[edge] for edge in one], rel=1e-4, abs=1e-7)

@@ -21,13 +21,15 @@ from test_rule_cp import factored
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lvpcfg.chart.decode.decode import PRODUCT, RECALL, RULE_SUM, VARIATIONAL, SymbolChart, SymbolMap
+from lvpcfg.chart.decode.exhaustive import Exhaustive, SymbolChart
+from lvpcfg.chart.fast.forms import TensorForm
 from lvpcfg.chart.fast.inside import Chart
 from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.chart.forest.logarithms import LogScores
 from lvpcfg.chart.forest.plan import Plan
 from lvpcfg.chart.forest.prune import FineRules
+from lvpcfg.options import PRODUCT, RECALL, RULE_SUM, VARIATIONAL
 
 LENGTH, BATCH = 5, 2
 
@@ -43,12 +45,15 @@ def moved(thing: Any, move: Callable[[Tensor], Tensor]) -> Any:
     return thing
 
 
-def moved_symbols(case: Case, like: Tensor, move: Callable[[Tensor], Tensor]) -> SymbolMap:
-    symbols = SymbolMap(case.grammar, like)
-    for name, value in vars(symbols).items():
-        if isinstance(value, Tensor):
-            setattr(symbols, name, move(value))
-    return symbols
+def moved_decoder(case: Case, form: Any, move: Callable[[Tensor], Tensor]) -> Exhaustive:
+    """A decoder with all its tensors moved; `form` is moved already."""
+    decoder = Exhaustive(case.grammar, case.form, PRODUCT)
+    for holder in (decoder, decoder.decoder):
+        for name, value in vars(holder).items():
+            if isinstance(value, Tensor):
+                setattr(holder, name, move(value))
+    decoder.form = form if isinstance(form, TensorForm) else form.source
+    return decoder
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
@@ -73,7 +78,7 @@ class Placed:
         leaf = self.case.leaf(LENGTH, BATCH)
         self.form, self.leaf = moved(self.case.form, self.move), self.move(leaf)
         self.ones = self.move(torch.ones(BATCH, dtype=torch.float64))
-        self.symbols = moved_symbols(self.case, leaf, self.move) if self.case.grammar else None
+        self.decoder = moved_decoder(self.case, self.form, self.move) if self.case.grammar else None
 
     def kept(self, tensor: Tensor) -> Tensor:
         """On the CPU, but in the mode."""
@@ -87,10 +92,12 @@ class Placed:
         with self.mode:
             chart = Chart(self.form, self.leaf)
             outside = Outside(chart, self.ones, parameters=True)
-            if self.symbols is None:
+            if self.decoder is None:
                 return [chart, outside]
             decoders = (PRODUCT, RULE_SUM, VARIATIONAL, RECALL)
-            return [chart, outside, *(SymbolChart(self.symbols, chart, outside, one, False) for one in decoders)]
+            seen = chart if isinstance(chart.form, TensorForm) else chart.seen_through(self.decoder.form)
+            with torch.inference_mode():
+                return [chart, outside, *(SymbolChart(self.decoder, seen, outside, one) for one in decoders)]
 
 
 class PlacedForest:
@@ -169,8 +176,8 @@ def test_all_is_where_the_form_is(name, fake):
     assert outside.leaf.shape == (LENGTH, BATCH, len(placed.case.symbol) - inner)
     assert [tensor.shape for tensor in outside.tensors] == [tensor.shape for tensor in placed.case.form.tensors]
     for decoder in decoders:
-        assert decoder.worth.shape == decoder.root.shape == (BATCH,)
-        assert [tuple(rule.shape) for rule in decoder.rule] == [(decoder.inner, rows) for rows in cells[1:]]
+        assert decoder.root_worth.shape == decoder.roots.shape == (BATCH,)
+        assert len(decoder.best.worth) == 2 * sum(cells) * len(placed.case.grammar.symbols) + BATCH + 1
 
 
 def test_all_is_on_a_fake_cuda_device():
@@ -189,7 +196,7 @@ def test_a_tensor_left_behind_is_an_error(part):
     """So that the test above would see one."""
     placed = Placed("rule tensors, unary", fake=True)
     if part == "symbols":
-        placed.symbols._phrases = placed.kept(placed.case.leaf(1, 1).new_ones(3, 2))
+        placed.decoder.of_phrases = placed.kept(torch.ones(3, 2, dtype=torch.int64))
     else:
         placed.form = replace(placed.form, **{part: moved(getattr(placed.case.form, part), placed.kept)})
     with pytest.raises(RuntimeError, match="same device"):
@@ -213,7 +220,7 @@ def test_cuda_agrees_with_the_cpu(name):
             grammar = case.grammar.to(device)
             chart = Chart(form, leaf.to(device))
             outside = Outside(chart, torch.ones_like(chart.log_z))
-            trees = SymbolChart(SymbolMap(grammar, chart.word), chart, outside, PRODUCT, False).skeletons()
+            trees = Exhaustive(grammar, form, PRODUCT).trees(chart, outside)
         found.append((log_z.detach().cpu(), [x.grad.cpu() for x in inputs], trees))
     (one, gradients, trees), (two, others, other_trees) = found
     assert torch.allclose(one, two, rtol=1e-10)

@@ -85,13 +85,13 @@ class _Scaled:
             for largest in (a.detach().amax(-1, keepdim=True), b.detach().amax(-2, keepdim=True))
         )
         self.logs = tuple(
-            torch.where(x > -torch.inf, x - shift, 0) for x, shift in zip((a, b), self.shift, strict=True)
+            torch.where(x != -torch.inf, x - shift, 0) for x, shift in zip((a, b), self.shift, strict=True)
         )
         self.factors = tuple(
-            torch.where(x > -torch.inf, log.exp(), 0) for x, log in zip((a, b), self.logs, strict=True)
+            torch.where(x != -torch.inf, log.exp(), 0) for x, log in zip((a, b), self.logs, strict=True)
         )
         self.product = self.factors[0] @ self.factors[1]
-        self.possible = self.product > 0
+        self.possible = self.product != 0  # not a number is possible, and stays what it is
 
     @staticmethod
     def of(a: Tensor, b: Tensor) -> "_Scaled | None":

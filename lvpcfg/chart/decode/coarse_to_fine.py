@@ -77,7 +77,7 @@ class CoarseToFine:
             with self.stages.stage("fine"):
                 chosen, log_z = grammars[0].best_derivations()
             with self.stages.stage("decode"):
-                return trees_of(forest, kept, chosen_trees(forest, chosen, log_z)), log_z
+                return trees_of(forest, kept, chosen_trees(forest, chosen, log_z), lengths), log_z
         with self.stages.stage("fine"):
             known = [grammar.posteriors() for grammar in grammars]
             self.ways.update(known[0].ways)

@@ -18,6 +18,7 @@ tag of every word: what stands between is free, so that it is not tempted into l
 With several grammars (Petrov 2010: products of grammars) what a rule is worth adds up over them.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.chart.forest.forest import Forest, Posteriors
 from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.rules import starts_of
 from lvpcfg.options import FREE, RECALL, RULE_SUM, VARIATIONAL
 from lvpcfg.trees.binarisation import INTERMEDIATE
 
@@ -80,7 +82,7 @@ class BestTrees:
     def __init__(self, nodes: int, like: Tensor) -> None:
         self.worth = like.new_full((nodes + 1,), -math.inf)
         self.nothing = nodes
-        self.worth[self.nothing] = 0
+        self.worth.narrow(0, nodes, 1).zero_()
         self.left = torch.full((nodes + 1,), self.nothing, device=like.device)
         self.right = torch.full((nodes + 1,), self.nothing, device=like.device)
 
@@ -99,31 +101,45 @@ class BestTrees:
         first = torch.full_like(self.left, len(parent))
         first.scatter_reduce_(0, parent, torch.where(won, edges, len(parent)), "amin")
         nodes = torch.where(won & (first[parent] == edges), parent, self.nothing)
-        self.left[nodes], self.right[nodes] = left, right
+        for mine, found in ((self.left, left), (self.right, right)):
+            mine.index_copy_(0, nodes, found)
+            mine.narrow(0, self.nothing, 1).fill_(self.nothing)
 
-    def skeletons(self, tops: Tensor, describe: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Skeleton | None]:
-        """The trees below the top nodes [sentences], None where there is none.
+    def skeletons(
+        self, tops: Tensor, lengths: Tensor, describe: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> list[Skeleton | None]:
+        """The trees below the top nodes [sentences], None where that is `nothing`.
 
-        `describe` gives the start, width and symbol of nodes. All trees are walked together, a generation at a time.
+        `describe` gives the start, width and symbol of nodes. A tree over n words has 2n - 1 spans, so that the place
+        of every span in preorder follows from the widths of those before it: all trees are walked at once, and the
+        host need not wait for any.
         """
-        sentence = torch.arange(len(tops), device=tops.device)
-        found = []
-        possible = self.worth[tops] > -math.inf
-        above, sentence = tops[possible], sentence[possible]
-        while len(above):
+        first = starts_of(2 * lengths - 1)
+        total, longest = torch.stack([first[-1], lengths.max()]).tolist()
+        above = torch.full(
+            (total + 1,), self.nothing, device=tops.device
+        )  # the top node of each span; the last is none
+        above[first[:-1]] = tops
+        place = torch.arange(total + 1, device=tops.device)
+
+        def known(nodes: Tensor) -> tuple[Tensor, ...]:
+            return describe(torch.where(nodes == self.nothing, 0, nodes))
+
+        for _ in range(longest - 1):  # one more generation
             below = self.left[above]
             left, right = self.left[below], self.right[below]
-            (start, width, top), (_, _, bottom) = describe(above), describe(below)
             inner = left != self.nothing
-            split = torch.where(inner, describe(torch.where(inner, left, above))[1], 0)
-            found.append(torch.stack([sentence, start, width, top, bottom, split]))
-            above, sentence = torch.cat([left[inner], right[inner]]), torch.cat([sentence[inner]] * 2)
-        trees: list[Skeleton] = [[] for _ in tops]
-        for number, *node in torch.cat(found, 1).T.tolist() if found else ():
-            trees[number].append(Node(*node))
-        for tree in trees:
-            tree.sort(key=lambda node: (node.start, -node.width))  # preorder
-        return [tree or None for tree in trees]
+            above[torch.where(inner, place + 1, total)] = left
+            above[torch.where(inner, place + 2 * known(left)[1], total)] = right
+            above[total] = self.nothing
+        below = self.left[above]
+        left = self.left[below]
+        (start, width, top), (_, _, bottom), (_, split, _) = known(above), known(below), known(left)
+        split = torch.where(left == self.nothing, 0, split)
+        there = (above != self.nothing).long()
+        rows = torch.stack([there, start, width, top, bottom, split], 1).tolist()
+        trees = [rows[begin:end] for begin, end in itertools.pairwise(first.tolist())]
+        return [[Node(*row[1:]) for row in tree] if tree[0][0] else None for tree in trees]
 
 
 class Decoder:
@@ -159,7 +175,7 @@ class Decoder:
         def decode(decoder: str) -> list[Skeleton | None]:
             worths = [self._worths(decoder, forest, nodes, one) for one in posteriors]
             edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
-            return trees_of(forest, nodes, best_trees(forest, edges, leaves))
+            return trees_of(forest, nodes, best_trees(forest, edges, leaves), lengths)
 
         return self.or_recall(decode)
 
@@ -196,23 +212,23 @@ def best_trees(forest: Forest, edges: Tensor, leaves: Tensor) -> BestTrees:
 def chosen_trees(forest: Forest, chosen: Tensor, like: Tensor) -> BestTrees:
     """The trees in which each node has the edge `chosen` [nodes + 2], -1 where it has none."""
     best = BestTrees(forest.nodes + 2, like)
-    has_edge = (chosen >= 0).nonzero().squeeze(1)
-    edges = chosen[has_edge]
-    best.put(has_edge, forest.left[edges], forest.right[edges], torch.zeros_like(edges, dtype=like.dtype))
+    has_edge, edges = chosen >= 0, chosen.clamp_min(0)
+    for mine, column in ((best.left, forest.left), (best.right, forest.right)):
+        mine[:-1] = torch.where(has_edge, column[edges] if len(column) else edges, best.nothing)
+    best.worth[:-1] = torch.where(has_edge, 0.0, -math.inf)
     return best
 
 
-def trees_of(forest: Forest, nodes: Nodes, best: BestTrees) -> list[Skeleton | None]:
+def trees_of(forest: Forest, nodes: Nodes, best: BestTrees, lengths: Tensor) -> list[Skeleton | None]:
     """The trees below the top nodes of a forest; the one child of each is the top of the span of its sentence."""
-    below = best.left[forest.tops]  # `nothing` where there is no tree
-    lost = best.worth[forest.tops] == -math.inf
-    best.worth[best.nothing] = -math.inf
-    below = torch.where(lost, best.nothing, below)
+    if not len(nodes.symbol):
+        return [None] * len(lengths)
+    tops = torch.where(best.worth[forest.tops] > -math.inf, best.left[forest.tops], best.nothing)
 
     def describe(some: Tensor) -> tuple[Tensor, ...]:
         return nodes.start[some], nodes.width[some], nodes.symbol[some]
 
-    return best.skeletons(below, describe)
+    return best.skeletons(tops, lengths, describe)
 
 
 def free_recall(
@@ -231,7 +247,7 @@ def free_recall(
         """[batch, starts, widths]: symbols."""
         at, symbol = cell[layer], nodes.symbol[layer]
         largest = posterior.new_zeros(batch * n * n).scatter_reduce(0, at, posterior[layer], "amax")
-        won = posterior[layer] == largest[at]
+        won = (posterior[layer] == largest[at]) & (posterior[layer] > 0)
         labels = torch.full((batch * n * n,), unlabelled, device=at.device)
         return labels.index_copy_(0, at[won], symbol[won]).view(batch, n, n)
 

@@ -22,7 +22,6 @@ from lvpcfg.chart.fast.outside import Outside
 from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.rules import starts_of
 from lvpcfg.options import FREE
 
 CHUNK = 1 << 22  # numbers held at once
@@ -56,7 +55,7 @@ class Exhaustive:
         return [tree if one else None for tree, one in zip(found, possible, strict=True)]
 
     def _free_recall(self, chart: Chart, outside: Outside) -> list[Skeleton | None]:
-        first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=chart.word.device))
+        first = chart.first_cells
         layers = [
             self.by_symbol(chart.bottom.cells * outside.bottom.cells, chart.word * outside.word),
             self.by_symbol(chart.top.cells * outside.top.cells, chart.word_top * outside.word_top),
@@ -93,8 +92,7 @@ class SymbolChart:
         assert isinstance(chart.form, TensorForm)
         self.grammar, self.chart, self.outside, self.form = grammar, chart, outside, chart.form
         self.worth, self.real = grammar.decoder.worth(decoder), grammar.decoder.real
-        device = chart.word.device
-        self.first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))  # cell of each width
+        self.first = chart.first_cells
         self.tops = len(chart.top.cells) * grammar.symbols  # where the nodes of the top layer begin
         self.best = BestTrees(2 * self.tops + chart.batch, chart.word)
         # What the best trees below the tops of spans are worth: of phrases, and of words as tags.
@@ -141,7 +139,9 @@ class SymbolChart:
         self.spans.of_width(width).copy_(worth)
 
     def _put(self, nodes: Tensor, left: Tensor | int, right: Tensor | int, worth: Tensor) -> None:
-        left, right = (torch.as_tensor(each, device=nodes.device).expand_as(nodes) for each in (left, right))
+        left, right = (
+            torch.full_like(nodes, each) if isinstance(each, int) else each.expand_as(nodes) for each in (left, right)
+        )
         self.best.put(nodes.flatten(), left.flatten(), right.flatten(), worth.flatten())
 
     def _best_rules(self, width: int, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,11 +237,12 @@ class SymbolChart:
         )
 
     def skeletons(self) -> list[Skeleton | None]:
-        self.best.worth[self.best.nothing] = -torch.inf
+        """The best trees."""
+        lengths = torch.full_like(self.roots, self.chart.length) if self.chart.lengths is None else self.chart.lengths
 
         def describe(node: Tensor) -> tuple[Tensor, ...]:
             cell = node % self.tops // self.grammar.symbols
             width = torch.searchsorted(self.first, cell, right=True)
             return (cell - self.first[width - 1]) // self.chart.batch, width, node % self.grammar.symbols
 
-        return self.best.skeletons(self.roots, describe)
+        return self.best.skeletons(self.roots, lengths, describe)

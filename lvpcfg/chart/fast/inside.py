@@ -52,12 +52,12 @@ class Spans:
     @property
     def left(self) -> Tensor:
         """[starts * batch, widths, lanes]"""
-        return self.sides[0]
+        return self.sides.select(0, 0)
 
     @property
     def right(self) -> Tensor:
         """[ends * batch, widths counted down, lanes]"""
-        return self.sides[1]
+        return self.sides.select(0, 1)
 
     def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
         """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
@@ -177,6 +177,12 @@ class Chart:
     def layer(self, like: Tensor, lanes: int, narrowest: int = 1) -> Layer:
         sizes = [(self.length - width + 1) * self.batch for width in range(narrowest, self.length + 1)]
         return Layer(like, sizes, lanes)
+
+    @cached_property
+    def first_cells(self) -> Tensor:
+        """[widths + 1]: where the cells of each width begin in a layer, and where the last ones end."""
+        narrower = torch.arange(self.length + 1, device=self.word.device)
+        return self.batch * (narrower * (2 * self.length + 1 - narrower) // 2)
 
     @property
     def matrices(self) -> list[Tensor]:

@@ -146,7 +146,7 @@ class Outside:
         form = self.chart.form
         if not form.projects:
             lanes = self.spans.of_width(width).narrow(-1, 0, form.interminals)
-            return torch.add(lanes[0], lanes[1])
+            return torch.add(lanes.select(0, 0), lanes.select(0, 1))
         parts = [*self.spans.of_width(width).unbind(0), *(layer[width - 1] for layer in self.rests)]
         lanes = torch.cat(parts, -1, out=self.lanes[width - 1] if self.lanes.cells.numel() else None)
         return torch.mm(lanes, form.weights[1].T)

@@ -188,7 +188,7 @@ class Coarse:
         """What is left of one chart. Its cells are numbered by width, start and sentence, nodes by cell and symbol."""
         device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
         cells = len(chart.top.cells)
-        first = starts_of(torch.tensor([len(cells) for cells in chart.top], device=device))
+        first = chart.first_cells
         width = torch.repeat_interleave(first.diff(), output_size=cells) + 1  # of each cell
         top = _all_symbols(chart.top.cells, chart.word_top)  # alpha, [cells, symbols]
         bottom = _all_symbols(chart.bottom.cells, chart.word)
