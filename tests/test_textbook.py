@@ -1,7 +1,7 @@
 """The textbook chart: against enumeration, NLTK, torch-struct and the fast engine, in every form and semiring."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import nltk
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nltk.parse.pchart import InsideChartParser
 from nltk.parse.viterbi import ViterbiParser
 
-from lvpcfg import InputError
+from lvpcfg import Binarisation, InputError, corpus, normalise, train
 from lvpcfg.chart import lanes
 from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.fast import marginals as fast
@@ -27,6 +27,8 @@ from lvpcfg.chart.lanes import Map, Rules
 from lvpcfg.chart.marks import MarkedChart
 from lvpcfg.chart.semirings import CrossEntropy, Entropy, KLDivergence, KMax, Log, Max, Sampled, Signed, safe_log, zeros
 from lvpcfg.chart.textbook import CFG, Weights, inside, log_partition, marginals, rule_posteriors, unary_closure
+from lvpcfg.distributions import ModelTrees
+from lvpcfg.trees.walk import is_preterminal
 
 F64 = torch.float64
 FORMS = ("entries", "rule cp", "whole cp", "dense")
@@ -555,3 +557,55 @@ def test_float32_and_long_sentences():
     expected = math.log(trees) + 39 * math.log(0.5) + 40 * math.log(1e-25)
     assert log_partition(*in_logs(grammar, words)).item() == pytest.approx(expected, rel=1e-6)
     assert log_partition(grammar, words, None, Signed).item() == pytest.approx(expected, rel=1e-6)
+
+
+def unbinarised(trees, model):
+    """The treebank grammar with all children of a node in one rule, and the numbers its symbols have in the model."""
+    symbols = model.grammar.symbols
+    inner = [name for name in symbols.interminals if not name.startswith("@")]
+    number = {("", name): i for i, name in enumerate(inner)}
+    number |= {("word", name): len(inner) + i for i, name in enumerate(symbols.preterminals)}
+
+    def of(node):
+        return number["word" if is_preterminal(node) else "", node.label()]
+
+    counts = Counter(
+        (of(node), *map(of, node)) for tree in trees for node in tree[0].subtrees() if not is_preterminal(node)
+    )
+    totals = Counter()
+    for (parent, *_), count in counts.items():
+        totals[parent] += count
+    rules, unary = {}, torch.zeros(len(inner), len(number), dtype=F64)
+    for (parent, *children), count in counts.items():
+        if len(children) == 1:
+            unary[parent, children[0]] = count / totals[parent]
+        else:
+            rules.setdefault(len(children), []).append((parent, *children, count / totals[parent]))
+    made = []
+    for some in rules.values():
+        parent, *children, values = zip(*some, strict=True)
+        columns = [torch.tensor(child) for child in children]
+        made.append(Rules.from_entries(torch.tensor(parent), columns, torch.tensor(values, dtype=F64), len(inner)))
+    real = [i for i, name in enumerate(symbols.names) if not name.startswith("@")]
+    return CFG(model.grammar.root[real].double(), tuple(made), Map(unary_closure(unary))), real
+
+
+def test_a_treebank_without_binarisation():
+    trees = [normalise(tree) for tree in corpus("train")[:400]]
+    trees = [tree for tree in trees if len(tree) == 1 and max(len(node) for node in tree.subtrees()) <= 4][:150]
+    model = train(trees, binarisation=Binarisation(horizontal=math.inf))
+    grammar, real = unbinarised(trees, model)
+    assert {len(rules.children) for rules in grammar.rules} == {2, 3, 4}
+    sentences = [words for words in (tree.leaves() for tree in trees) if len(words) <= 9][:3]
+    exact = model.grammar.to(dtype=F64)
+    for sentence in sentences:
+        binarised = ModelTrees(replace(model, grammar=exact), [sentence])
+        words = binarised.leaf.transpose(0, 1)
+        logs = grammar.change(safe_log), safe_log(words)
+        log_z, top, bottom = marginals(*logs)
+        assert log_z.item() == pytest.approx(binarised.partition.item(), rel=1e-9)
+        assert torch.allclose(top, binarised.marginals.top[..., real], atol=1e-9)
+        assert torch.allclose(bottom, binarised.marginals.bottom[..., real], atol=1e-9)
+        weight, *_ = marginals(*logs, None, Max)
+        best = binarised.log_prob(binarised.argmax) + binarised.partition
+        assert weight.item() == pytest.approx(best.item(), rel=1e-9)

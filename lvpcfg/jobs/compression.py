@@ -108,7 +108,7 @@ def _show_rules(found: Compression, run: Run) -> None:
             run.board.add_histogram(f"log10_gamma/{_name(name)}", gamma.clamp_min(1e-16).log10())
     run.result["compression"] = run.result["numbers_before"] / max(1, run.result["numbers_after"])
     columns = ["rules with", "rules", "used", "gamma\nmedian", "\n90 %", "\nlargest", "times\nsmaller", "\nnegative"]
-    run.table("Rules: Kruskal forms used, their errors, their numbers, their mass below zero", columns, rows)
+    run.table("Rules: CP forms used, their errors, their numbers, their mass below zero", columns, rows)
     if bool(fitted.any()):
         gammas = {
             name: found.gamma[fitted & (found.child_types == types)].tolist()
