@@ -210,10 +210,10 @@ class Parser(ParserI):  # type: ignore[misc]
             begin += len(batch)
 
     def _batch(self, length: int) -> int:
-        """How many sentences of a length are parsed at once: as many as keep charts and edges within bounds."""
+        """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
         lanes = self._form.lanes + max(self._grammar.binary.state_counts)
-        edges = length * int((self._grammar.binary.child_types == 0).sum()) // 2 + len(self._grammar.binary)
-        numbers = length * length * (16 * lanes + edges) + 2 * length * self._form.matrix_size
+        between_phrases = int((self._grammar.binary.child_types == 0).sum())  # rules that have a score at every split
+        numbers = length * length * (16 * lanes + 2 * between_phrases) + 2 * length * self._form.matrix_size
         return min(64, CELLS // max(1, numbers))
 
     def _parse_batch(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
