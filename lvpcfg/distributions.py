@@ -144,7 +144,7 @@ class TreeDistribution(Distribution):
         if isinstance(self.form, CFG):
             return self._drawn_in_logarithms(number, generator)
         form = self._plain(self.form)
-        form = form.unsorted if isinstance(form, CPForm) else form
+        form = form.unsorted
         problem = Problem(form.to(torch.float64), self.leaf.detach().to(torch.float64), self.lengths)
         drawn: list[list[Derivation]] = [[] for _ in range(self.leaf.shape[1])]
         with torch.no_grad():

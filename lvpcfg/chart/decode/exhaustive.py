@@ -32,7 +32,7 @@ class Exhaustive:
 
     def __init__(self, grammar: Grammar, form: FastForm, decoder: str) -> None:
         self.decoder = Decoder(decoder, grammar, FineRules(grammar), grammar.signed)
-        self.form = form if isinstance(form, TensorForm) else form.source  # of the rules that a CP form stands for
+        self.form = form.scored_rules
         if self.form is None and decoder != FREE:
             raise InputError(f"this CP form has no list of rules, which {decoder} scores: decode it with {FREE}.")
         self.rules, self.symbols = grammar.binary_rules, len(grammar.symbols)
@@ -48,7 +48,7 @@ class Exhaustive:
         """The best tree of each sentence, None where there is none."""
         if self.decoder.name == FREE:
             return self._free_recall(chart, outside)
-        if not isinstance(chart.form, TensorForm) and self.form is not None:
+        if chart.form.projects and self.form is not None:
             chart = chart.seen_through(self.form.to(chart.word.dtype))  # its cells as children of rules
         found = self.decoder.or_recall(lambda decoder: SymbolChart(self, chart, outside, decoder).skeletons())
         possible = (chart.log_z > -torch.inf).tolist()

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.fast.as_textbook import as_textbook
-from lvpcfg.chart.fast.cp import CPForm
 from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.marks import MarkedChart
 from lvpcfg.chart.semirings import Max, require_nonnegative, safe_log
@@ -20,8 +19,7 @@ def best_derivations(
     has None and -inf.
     """
     require_nonnegative((*form.tensors, leaf), "Viterbi")
-    terms = form.lanes if isinstance(form, CPForm) else 0
     with torch.no_grad():
         grammar, words = as_textbook(form, by_rule=False).change(safe_log), safe_log(leaf.transpose(0, 1))
-    chart = MarkedChart(Max, grammar, words, lengths, terms)
+    chart = MarkedChart(Max, grammar, words, lengths, form.terms_of_derivations)
     return chart.derivations(last=True), chart.values[0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
-from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.cp import CPForm, weights_of
 from lvpcfg.chart.fast.forms import AnyForm, DenseForm, TensorForm, by_child_types
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
@@ -105,22 +105,9 @@ def tensor_form(grammar: Grammar) -> TensorForm:
 
 
 def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
-    """The same rules with the parameters of `grammar`, differentiable by them.
-
-    A CP form loses its rules: they would have to be written out again.
-    """
+    """The same rules with the parameters of `grammar`, differentiable by them."""
     closure, promotion = unary_closure(grammar)
-    changed = replace(form, root=grammar.root, closure=closure, promotion=promotion)
-    if isinstance(changed, CPForm):
-        binary = grammar.binary.for_charts()
-        assert isinstance(binary, WholeCP)
-        return replace(changed, weights=_weights(binary.u, binary.v, binary.w), source=None)
-    assert isinstance(changed, TensorForm)
-    values = grammar.binary.written_out().values
-    flat = torch.cat([values, values.new_zeros(1)])
-    sources = [block.source for block in changed.blocks if block.source is not None]
-    weights = (flat.index_select(0, source.flatten()).view(source.shape) for source in sources)
-    return replace(changed, weights=tuple(weights))
+    return replace(form, root=grammar.root, closure=closure, promotion=promotion).with_binary(grammar.binary)
 
 
 def _rounded(m: Tensor) -> Tensor:
@@ -177,11 +164,4 @@ def cp_form(
         counts = (general, last, first, words)
     closure, promotion = (None, None) if source is None else unary_closure(source)
     rules = None if source is None else tensor_form(source)
-    return CPForm(root, closure, promotion, _weights(u, v, w), u.shape[1], rules, counts)
-
-
-def _weights(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, and V beside W over interminals and over preterminals, each [states, 2 rank]."""
-    sizes = [u.shape[1], v.shape[1] - u.shape[1]]
-    phrases, tags = (torch.cat(half).T for half in zip(v.split(sizes, 1), w.split(sizes, 1), strict=True))
-    return u, phrases, tags
+    return CPForm(root, closure, promotion, weights_of(u, v, w), u.shape[1], rules, counts)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, AddProduct
 from lvpcfg.chart.fast.forms import Form, TensorForm
+from lvpcfg.grammar.rules import BinaryRules
+from lvpcfg.grammar.whole_cp import WholeCP
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,21 @@ class CPForm(Form):
         return RankSpace(root, None, None, (u, u @ inner, outer), rank, None, self.term_counts)
 
     @property
+    def terms_of_derivations(self) -> int:
+        return self.lanes
+
+    @property
+    def scored_rules(self) -> TensorForm | None:
+        return self.source
+
+    def with_binary(self, binary: BinaryRules) -> "CPForm":
+        """Without the rules it stands for, which would have to be written out again."""
+        form = binary.for_charts()
+        assert isinstance(form, WholeCP)
+        return replace(self, weights=weights_of(form.u, form.v, form.w), source=None)
+
+    @property
     def unsorted(self) -> "CPForm":
-        """With terms that all serve any children."""
         return replace(self, term_counts=(sum(self.term_counts), 0, 0, 0))
 
     @cached_property
@@ -130,6 +145,13 @@ class CPForm(Form):
 
     def pad(self, cells: Tensor) -> Tensor:
         return cells
+
+
+def weights_of(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, and V beside W over interminals and over preterminals, each [states, 2 rank]."""
+    sizes = [u.shape[1], v.shape[1] - u.shape[1]]
+    phrases, tags = (torch.cat(half).T for half in zip(v.split(sizes, 1), w.split(sizes, 1), strict=True))
+    return u, phrases, tags
 
 
 def _halves(lanes: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
+from lvpcfg.grammar.rules import BinaryRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,30 @@ class Form:
     def to(self: "AnyForm", dtype: torch.dtype) -> "AnyForm":
         return self.with_tensors([tensor.to(dtype) for tensor in self.tensors])
 
+    @property
+    def terms_of_derivations(self) -> int:
+        """How many terms a derivation chooses from at each rule; 0 where it has states alone."""
+        return 0
+
+    @property
+    def scored_rules(self) -> "TensorForm | None":
+        """The skeletal rules that decoders score, over the same states; None where they are not known."""
+        return None
+
+    @property
+    def unsorted(self: "AnyForm") -> "AnyForm":
+        """With terms that all serve any children."""
+        return self
+
+    @property
+    def for_log_z(self: "AnyForm") -> "AnyForm":
+        """What is enough for log Z alone."""
+        return self
+
+    def with_binary(self: "AnyForm", binary: BinaryRules) -> "AnyForm":
+        """The same rules with the numbers of `binary`, differentiable by them."""
+        raise NotImplementedError
+
     def prepared(self: "AnyForm") -> "AnyForm":
         """In the layout that charts are fastest with."""
         return self
@@ -79,6 +104,17 @@ class TensorForm(Form):
     projects: ClassVar[bool] = False
     lifted_terms: ClassVar[int] = 0
     rest_lanes: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def scored_rules(self) -> "TensorForm":
+        return self
+
+    def with_binary(self, binary: BinaryRules) -> "TensorForm":
+        values = binary.written_out().values
+        flat = torch.cat([values, values.new_zeros(1)])  # the last for padding
+        sources = [block.source for block in self.blocks if block.source is not None]
+        weights = (flat.index_select(0, source.flatten()).view(source.shape) for source in sources)
+        return replace(self, weights=tuple(weights))
 
     @cached_property
     def dense(self) -> bool:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
-from lvpcfg.chart.fast.cp import CPForm
 from lvpcfg.chart.fast.inside import Chart, FastForm
 from lvpcfg.chart.fast.logarithms import LogChart, LogOutside
 from lvpcfg.chart.fast.outside import Outside
@@ -159,7 +158,7 @@ def log_partition(
     cells it would need have no derivation at all; expected counts, entry times derivative, are right everywhere.
     """
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (leaf, *form.tensors))
-    if isinstance(form, CPForm) and allowed is None and not differentiable:
+    if allowed is None and not differentiable:
         form = form.for_log_z
     log_z, sign = _LogPartition.apply(form, lengths, allowed, leaf, *form.tensors)
     return log_z, sign
