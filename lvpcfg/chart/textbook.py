@@ -64,86 +64,74 @@ def inside(
     grammar, words, weights = grammar.change(semiring.convert), semiring.convert(words), weights or Weights()
     (batch, n), states = words.shape[1:3], grammar.root.shape[-1]
     nothing = zeros(semiring, words, batch, n, states)
-    child: list[list[dict[int, Tensor]]] = [[{} for _ in rules.children] for rules in grammar.rules]  # by width
-    prefix: list[list[dict[int, Tensor]]] = [[{} for _ in rules.children] for rules in grammar.rules]
-    for r in range(len(grammar.rules)):
-        prefix[r][0] = child[r][0]
+    groups = [Lanes(semiring, rules) for rules in grammar.rules]
     tops: list[Tensor] = []
     for width in range(1, n + 1):
-        parts = [nothing.narrow(2, 0, n - width + 1)]
+        parts = [lanes.lifted(width, weights.rules.get(width)) for lanes in groups if width >= lanes.children]
+        parts = [torch.cat([part, nothing[:, :, : n - width + 1, part.shape[-1] :]], -1) for part in parts]
         if width == 1:
             parts = [torch.cat([nothing[..., words.shape[-1] :], words], -1)]
-        for r, rules in enumerate(grammar.rules):
-            for p in range(1, min(width, len(rules.children))):
-                last = weights.rules.get(width) if p == len(rules.children) - 1 else None
-                lanes = (rules.children[0].lanes if p == 1 else None, rules.children[p].lanes)
-                if rules.every_pair and getattr(semiring, "products_fit", False):
-                    prefix[r][p][width] = combine_every_pair(semiring, child[r][0], child[r][1], width)
-                    continue
-                prefix[r][p][width] = combine(
-                    semiring, prefix[r][p - 1], child[r][p], width, lanes, last, rules.skeletal
-                )
-            if width >= len(rules.children):
-                lifted = rules.lift(semiring, prefix[r][-1].pop(width))
-                parts.append(torch.cat([lifted, parts[0][..., lifted.shape[-1] :]], -1))
-        bottom = parts[-1] if len(parts) <= 2 else semiring.sum(torch.stack(parts[1:], -1))
+        bottom = semiring.sum(torch.stack(parts, -1)) if len(parts) > 1 else [*parts, nothing[:, :, : n - width + 1]][0]
         bottom = _weighted(semiring, bottom, weights.bottom, width)
         top = bottom if grammar.closure is None else grammar.closure(semiring, bottom)
         top = _weighted(semiring, top, weights.top, width)
         tops.append(top)
-        for r, rules in enumerate(grammar.rules):
-            for p, project in enumerate(rules.children):
-                child[r][p][width] = top if project.lanes is not None else project(semiring, top)
-    whole = torch.stack([top[:, :, 0] for top in tops], 2)  # [size, batch, width, states]: from the first word on
+        for lanes in groups:
+            lanes.project(width, top)
+    sentences = torch.stack([top[:, :, 0] for top in tops], 2)  # [size, batch, width, states]: from the first word on
     if lengths is not None:
-        whole = whole[:, torch.arange(batch, device=words.device), lengths - 1].unsqueeze(2)
+        sentences = sentences[:, torch.arange(batch, device=words.device), lengths - 1].unsqueeze(2)
     root = grammar.root if grammar.root.dim() == 3 else grammar.root.unsqueeze(1)
-    return semiring.sum(semiring.mul(whole[:, :, -1], root)), tops
+    return semiring.sum(semiring.mul(sentences[:, :, -1], root)), tops
 
 
-def combine(
-    semiring: Semiring,
-    left: dict[int, Tensor],
-    right: dict[int, Tensor],
-    width: int,
-    lanes: tuple[Tensor | None, Tensor | None] = (None, None),
-    weights: Tensor | None = None,
-    skeletal: Tensor | None = None,
-) -> Tensor:
-    """sum over k of left(i, i + k) * right(i + k, i + width), lane by lane, [size, batch, spans, lanes].
+class Lanes:
+    """The lanes of one group of rules: projections of finished spans, and prefixes of rules, by width."""
 
-    `left` and `right` hold lanes by width, or states, of which `lanes` names the one for each lane.
-    """
-    splits = [k for k in left if width - k in right]
+    def __init__(self, semiring: Semiring, rules: Rules) -> None:
+        self.semiring, self.rules, self.children = semiring, rules, len(rules.children)
+        # Spans as child p, [size, batch, spans, lanes]; where a lane is a choice of states, those of all lanes.
+        self.child: list[dict[int, Tensor]] = [{} for _ in rules.children]
+        self.prefix: list[dict[int, Tensor]] = [self.child[0], *({} for _ in rules.children[1:])]
 
-    def sums(first: int, spans: int) -> Tensor:
-        products = [
-            semiring.mul(
-                _picked(left[k].narrow(2, first, spans), lanes[0]),
-                _picked(right[width - k].narrow(2, first + k, spans), lanes[1]),
+    def project(self, width: int, top: Tensor) -> None:
+        """Keeps finished spans, and what they are worth as the last of some of the children but not of all."""
+        for p, project in enumerate(self.rules.children):
+            self.child[p][width] = top if project.lanes is not None else project(self.semiring, top)
+        for p in range(1, min(width, self.children - 1)):
+            self.prefix[p][width] = self.combine(p, width)
+
+    def lifted(self, width: int, weights: Tensor | None) -> Tensor:
+        """What the rules bring to the bottoms of spans, [size, batch, spans, states of parents]."""
+        return self.rules.lift(self.semiring, self.combine(self.children - 1, width, weights))
+
+    def combine(self, p: int, width: int, weights: Tensor | None = None) -> Tensor:
+        """sum over k of prefix_{p-1}(i, i + k) * child_p(i + k, i + width), lane by lane, [size, batch, spans, lanes].
+
+        `weights` are [size, batch, spans, width - 1, skeletal rules].
+        """
+        semiring, rules, left, right = self.semiring, self.rules, self.prefix[p - 1], self.child[p]
+        splits = [k for k in left if width - k in right]
+        lanes = (rules.children[0].lanes if p == 1 else None, rules.children[p].lanes)
+
+        def sums(first: int, spans: int) -> Tensor:
+            lefts = torch.stack([left[k].narrow(2, first, spans) for k in splits], -1)
+            rights = torch.stack([right[width - k].narrow(2, first + k, spans) for k in splits], -1)
+            if rules.every_pair and getattr(semiring, "products_fit", False):
+                return semiring.matmul(lefts, rights.mT).flatten(-2)
+            lefts, rights = (
+                cells if which is None else cells.index_select(-2, which)
+                for cells, which in zip((lefts, rights), lanes, strict=True)
             )
-            for k in splits
-        ]
-        if weights is not None and skeletal is not None:
-            of_split = [weights[:, :, first : first + spans, k - 1].index_select(-1, skeletal) for k in splits]
-            products = [semiring.mul(product, weight) for product, weight in zip(products, of_split, strict=True)]
-        return semiring.sum(torch.stack(products, -1))
+            products = semiring.mul(lefts, rights)
+            if weights is not None and rules.skeletal is not None:
+                of_splits = weights[:, :, first : first + spans, splits[0] - 1 : splits[-1]]
+                products = semiring.mul(products, of_splits.index_select(-1, rules.skeletal).mT)
+            return semiring.sum(products)
 
-    _, batch, spans, size = right[1].shape
-    size = size if lanes[1] is None else len(lanes[1])
-    return in_parts(sums, spans - width + 1, semiring.size() ** 2 * batch * size * len(splits))
-
-
-def combine_every_pair(semiring: Semiring, left: dict[int, Tensor], right: dict[int, Tensor], width: int) -> Tensor:
-    """The same where every pair of states is a lane, as products of matrices [states, splits] and [splits, states]."""
-    spans, splits = right[1].shape[2] - width + 1, range(1, width)
-    lefts = torch.stack([left[k].narrow(2, 0, spans) for k in splits], -1)
-    rights = torch.stack([right[width - k].narrow(2, k, spans) for k in splits], -2)
-    return semiring.matmul(lefts, rights).flatten(-2)
-
-
-def _picked(cells: Tensor, lanes: Tensor | None) -> Tensor:
-    return cells if lanes is None else cells.index_select(-1, lanes)
+        _, batch, spans, size = right[1].shape
+        size = size if lanes[1] is None else len(lanes[1])
+        return in_parts(sums, spans - width + 1, semiring.size() ** 2 * batch * size * len(splits))
 
 
 def unary_closure(steps: Tensor) -> Tensor:
