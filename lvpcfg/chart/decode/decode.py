@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
+from lvpcfg.chart.forest import arrays
+from lvpcfg.chart.forest.arrays import take
 from lvpcfg.chart.forest.forest import Forest, Posteriors
 from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.grammar.grammar import Grammar
@@ -92,19 +94,6 @@ class BestTrees:
         self.left.index_copy_(0, nodes, left)
         self.right.index_copy_(0, nodes, right)
 
-    def offer(self, parent: Tensor, left: Tensor, right: Tensor, worth: Tensor) -> None:
-        """Edges, several for a parent, of which the best is kept, and the first of equals."""
-        worth = worth + self.worth[left] + self.worth[right]
-        self.worth.scatter_reduce_(0, parent, worth, "amax")
-        edges = torch.arange(len(parent), device=parent.device)
-        won = (worth == self.worth[parent]) & (worth > -math.inf)
-        first = torch.full_like(self.left, len(parent))
-        first.scatter_reduce_(0, parent, torch.where(won, edges, len(parent)), "amin")
-        nodes = torch.where(won & (first[parent] == edges), parent, self.nothing)
-        for mine, found in ((self.left, left), (self.right, right)):
-            mine.index_copy_(0, nodes, found)
-            mine.narrow(0, self.nothing, 1).fill_(self.nothing)
-
     def skeletons(
         self, tops: Tensor, lengths: Tensor, describe: Callable[[Tensor], tuple[Tensor, ...]]
     ) -> list[Skeleton | None]:
@@ -125,6 +114,7 @@ class BestTrees:
         def known(nodes: Tensor) -> tuple[Tensor, ...]:
             return describe(torch.where(nodes == self.nothing, 0, nodes))
 
+        filled = 0
         for _ in range(longest - 1):  # one more generation
             below = self.left[above]
             left, right = self.left[below], self.right[below]
@@ -132,6 +122,10 @@ class BestTrees:
             above[torch.where(inner, place + 1, total)] = left
             above[torch.where(inner, place + 2 * known(left)[1], total)] = right
             above[total] = self.nothing
+            if arrays.on_host(above):
+                before, filled = filled, int((above != self.nothing).sum())
+                if filled == before:
+                    break
         below = self.left[above]
         left = self.left[below]
         (start, width, top), (_, _, bottom), (_, split, _) = known(above), known(below), known(left)
@@ -198,14 +192,22 @@ class Decoder:
 
 
 def best_trees(forest: Forest, edges: Tensor, leaves: Tensor) -> BestTrees:
-    """The best trees of a forest; `edges` and `leaves` say what each is worth."""
-    best = BestTrees(forest.nodes + 2, edges)
-    best.worth[forest.nodes + 1] = 0  # the right child of unary rules
-    best.worth.index_copy_(0, forest.leaves, leaves)
+    """The best trees of a forest; `edges` and `leaves` say what each is worth. Of equal edges the first is chosen."""
+    worth = edges.new_full((forest.nodes + 2,), -math.inf)
+    worth.narrow(0, forest.nodes + 1, 1).zero_()  # the right child of unary rules
+    worth.index_copy_(0, forest.leaves, leaves)
+    none = len(edges)
+    chosen = torch.full((forest.nodes + 2,), none, device=edges.device)
     order = forest.level.argsort(stable=True)
     sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
     for here in order.split(sizes):
-        best.offer(forest.parent[here], forest.left[here], forest.right[here], edges[here])
+        parent = take(forest.parent, here)
+        offered = take(edges, here) + take(worth, take(forest.left, here)) + take(worth, take(forest.right, here))
+        worth.scatter_reduce_(0, parent, offered, "amax")
+        won = (offered == take(worth, parent)) & (offered > -math.inf)
+        chosen.scatter_reduce_(0, parent, torch.where(won, here, none), "amin")
+    best = chosen_trees(forest, torch.where(chosen < none, chosen, -1), edges)
+    best.worth.narrow(0, 0, len(worth)).copy_(worth)
     return best
 
 
@@ -214,7 +216,7 @@ def chosen_trees(forest: Forest, chosen: Tensor, like: Tensor) -> BestTrees:
     best = BestTrees(forest.nodes + 2, like)
     has_edge, edges = chosen >= 0, chosen.clamp_min(0)
     for mine, column in ((best.left, forest.left), (best.right, forest.right)):
-        mine[:-1] = torch.where(has_edge, column[edges] if len(column) else edges, best.nothing)
+        mine[:-1] = torch.where(has_edge, take(column, edges) if len(column) else edges, best.nothing)
     best.worth[:-1] = torch.where(has_edge, 0.0, -math.inf)
     return best
 
