@@ -17,7 +17,7 @@ from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.exhaustive import Exhaustive
 from lvpcfg.chart.decode.viterbi import best_derivations
-from lvpcfg.chart.derivations import Node, Skeletal, Skeleton
+from lvpcfg.chart.derivations import Node, Skeletal, Skeleton, only
 from lvpcfg.chart.fast.build import form
 from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
@@ -49,9 +49,9 @@ class Parse:
 
     tree: Tree
     # log p(tree, sentence), summed over states and over unary chains with the same ends; -inf for a tree that the
-    # grammar does not have: a flat one. (Where charts are pruned, of free-recall too.)
+    # grammar does not have: a flat one, or one whose rules are possible each, but not together.
     log_prob: float
-    posterior: float  # p(tree | sentence)
+    posterior: float  # p(tree | sentence); at most 1, which negative parameters could exceed
     sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
     flat: bool  # the grammar has no tree for the sentence
 
@@ -91,12 +91,14 @@ class Parser(ParserI):  # type: ignore[misc]
     ) -> None:
         expect("decoder", decoder, DECODERS)
         expect("dtype", dtype, DTYPE_NAMES)
-        if not 0 <= prune < 1:
-            raise InputError(f"prune is {prune}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
-        if batch_tokens < 1:
-            raise InputError(f"batch_tokens is {batch_tokens}: expected a number of words, such as {TOKENS}.")
+        if not isinstance(prune, int | float) or not 0 <= prune < 1:
+            raise InputError(f"prune is {show(prune)}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
+        if not isinstance(batch_tokens, int) or batch_tokens < 1:
+            raise InputError(f"batch_tokens is {show(batch_tokens)}: expected a number of words, such as {TOKENS}.")
         self.batch_tokens = batch_tokens
-        self.models = [model] if isinstance(model, Model) else list(model)
+        self.models = list(model) if isinstance(model, list | tuple) else [model]
+        if not all(isinstance(each, Model) for each in self.models):
+            raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
         _check_product(self.models, decoder)
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
         self.device = usable_device(device)
@@ -261,10 +263,20 @@ class Parser(ParserI):  # type: ignore[misc]
         trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
         observed = ObservedTrees.of(trees, self._rules, self._rule_numbers)
         if observed is not None:
-            entries, _ = encoded(self.model.lexicon, sentences, self.device)
-            words = self._grammar.lexical.lookup(entries).transpose(0, 1)
+            words, _ = self._words(sentences)
             found.index_copy_(0, observed.sentences, observed.log_weights(self._rules, words))
+        listed = set() if observed is None else set(observed.sentences.tolist())
+        others = [number for number, tree in enumerate(trees) if tree.nodes and number not in listed]
+        if others:  # a CP form gives weight to rules that are not listed too
+            words, lengths = self._words([sentences[number] for number in others])
+            allowed = only([trees[number] for number in others], self._symbol_of_state, words)
+            found[others] = log_partition(self._form, words, lengths, allowed)[0]
         return found.tolist()
+
+    def _words(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor | None]:
+        """What words are worth, [length, batch, tag states], and the lengths of sentences, if they differ."""
+        entries, lengths = encoded(self.model.lexicon, sentences, self.device)
+        return self._grammar.lexical.lookup(entries).transpose(0, 1), lengths
 
     @cached_property
     def _rules(self) -> FineRules:

@@ -126,8 +126,20 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     phrases, words = chains.split([inner, chains.shape[1] - inner], 1)
     if grammar.closed:
         return (identity + phrases).T, words.T
-    closure = torch.linalg.inv(identity - phrases)
+    closure = _without_rounding(torch.linalg.inv(identity - phrases), phrases)
     return closure.T, (closure @ words).T
+
+
+def _without_rounding(closure: Tensor, steps: Tensor) -> Tensor:
+    """The inverse has rounding errors where no rules lead, and below zero: exact zeros there.
+
+    `steps` is R, [interminals, interminals].
+    """
+    reach = torch.eye(len(steps), dtype=steps.dtype, device=steps.device) + (steps != 0)
+    for _ in range(len(steps).bit_length()):
+        reach = (reach @ reach).clamp_max_(1)
+    closure = torch.where(reach > 0, closure, 0)
+    return torch.where((steps < 0).any(), closure, closure.clamp_min(0))
 
 
 def dense_form(root: Tensor, rules: Tensor) -> DenseForm:
