@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import singledispatch
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
@@ -30,7 +31,7 @@ def form(grammar: Grammar, fixed: bool = False) -> TensorForm | CPForm:
 
 @singledispatch
 def form_of(binary: BinaryRules, grammar: Grammar, fixed: bool) -> TensorForm | CPForm:
-    """The form of rules as `for_charts` gives them. A representation with a form of its own registers it here."""
+    """The form of rules as `for_charts` gives them. A new form of charts is registered here."""
     raise TypeError(f"charts have no form for binary rules as {type(binary).__name__}: see `BinaryRules.for_charts`")
 
 
@@ -58,7 +59,7 @@ def tensor_form(grammar: Grammar) -> TensorForm:
     past = torch.where(is_inner, interminals, int(m[inner:].sum()))
     begin, beyond = tensors.starts.cpu(), len(tensors.values)
 
-    def states(symbols: Tensor, size: int) -> Tensor:  # [symbols, size]
+    def states(symbols: Int[Tensor, "symbols"], size: int) -> Int[Tensor, "symbols {size}"]:
         number = torch.arange(size)
         inside = number < m[symbols].unsqueeze(1)
         return torch.where(inside, first[symbols].unsqueeze(1) + number, past[symbols].unsqueeze(1)).to(device)
@@ -123,14 +124,16 @@ def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
     return replace(changed, weights=tuple(weights))
 
 
-def _rounded(m: Tensor) -> Tensor:
+def _rounded(m: Int[Tensor, "symbols"]) -> Int[Tensor, "symbols"]:
     """Up to the next of SIZES, if there is one."""
     sizes = torch.tensor(SIZES)
     return torch.where(m <= sizes[-1], sizes[torch.searchsorted(sizes, m).clamp_max(len(sizes) - 1)], m)
 
 
-def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Bottom -> top layer, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
+def unary_closure(
+    grammar: Grammar,
+) -> tuple[Float[Tensor, "inner inner"], Float[Tensor, "word_states inner"]] | tuple[None, None]:
+    """From the bottom layer to the top, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
     if not len(grammar.unary_rules):
         return None, None
     chains = grammar.unary_matrix()  # [interminals, states]
@@ -143,8 +146,8 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     return closure.T, (closure @ words).T
 
 
-def dense_form(root: Tensor, rules: Tensor) -> DenseForm:
-    """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
+def dense_form(root: Float[Tensor, "states"], rules: Float[Tensor, "inner states states"]) -> DenseForm:
+    """One rule tensor over all states, as of a grammar without zeros."""
     inner = len(rules)
     only_rule = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks = tuple(
@@ -155,9 +158,14 @@ def dense_form(root: Tensor, rules: Tensor) -> DenseForm:
 
 
 def cp_form(
-    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, sort_terms: bool = False
+    root: Float[Tensor, "states"],
+    u: Float[Tensor, "rank inner"],
+    v: Float[Tensor, "rank states"],
+    w: Float[Tensor, "rank states"],
+    source: Grammar | None = None,
+    sort_terms: bool = False,
 ) -> CPForm:
-    """One CP form of a whole grammar: u [rank, interminals], v and w [rank, states].
+    """One CP form of all rules.
 
     Where the factors stay as they are, their terms can be sorted by their children: charts then leave out what the
     zeros of v and w make impossible, and have no derivative by those zeros.
@@ -180,8 +188,10 @@ def cp_form(
     return CPForm(root, closure, promotion, _weights(u, v, w), u.shape[1], rules, counts)
 
 
-def _weights(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, and V beside W over interminals and over preterminals, each [states, 2 rank]."""
+def _weights(
+    u: Float[Tensor, "rank inner"], v: Float[Tensor, "rank states"], w: Float[Tensor, "rank states"]
+) -> tuple[Float[Tensor, "rank inner"], Float[Tensor, "inner columns"], Float[Tensor, "word_states columns"]]:
+    """U, and the columns of V and then of W, 2 rank in all, over interminals and over preterminals."""
     sizes = [u.shape[1], v.shape[1] - u.shape[1]]
     phrases, tags = (torch.cat(half).T for half in zip(v.split(sizes, 1), w.split(sizes, 1), strict=True))
     return u, phrases, tags
