@@ -65,7 +65,7 @@ class Solution(ABC):
         """Of log Z times `gradient`, summed over the sentences that did not fail; and which ones failed."""
 
     def again(self, failed: Bool[Tensor, "sentences"]) -> "tuple[Solution, Part, Tensor] | None":
-        """The sentences that failed, computed in the next way: the solution, their part of the forest, their numbers."""
+        """The sentences that failed, in the next way: the solution, their part of the forest, and their numbers."""
         if self.way == LOGARITHMIC or not bool(failed.any()):
             return None
         sentences = true_indices(failed)
@@ -184,8 +184,8 @@ def log_likelihood(
 ) -> Float64[Tensor, "sentences"]:
     """log |Z| of each sentence of a forest; differentiable once.
 
-    `rules` are all rule tensors end to end, `leaf` is the Q of each leaf. The type of `leaf` is that of the computation,
-    but derivatives by rules are summed in float64. Parameter times derivative is the expected count. The factors of the
+    `rules` are all rule tensors end to end, `leaf` is the Q of each leaf. The computation has the type of `leaf`, but
+    derivatives by rules are summed in float64. Parameter times derivative is the expected count. The factors of the
     plan's CP forms have derivatives too.
     """
     factors = () if plan.cp is None else (plan.cp.factors.u, plan.cp.factors.v, plan.cp.factors.w)
