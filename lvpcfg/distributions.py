@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float, Float64, Int
 from nltk.tree import Tree
 from torch import Tensor
 from torch.distributions import Distribution, register_kl
@@ -50,7 +51,7 @@ from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP, normalise
 from lvpcfg.trees.walk import is_preterminal
 
-WIDEST, WIDEST_FLOAT32 = 700, 80  # log-potentials that exp can hold beside the largest
+WIDEST, WIDEST_FLOAT32 = 700, 80  # how far log-potentials may be below the largest, for exp to hold both
 Found = TypeVar("Found")
 
 
@@ -71,10 +72,10 @@ def _remembered(method: "Callable[[TreeDistribution], Found]") -> "Found":
 class TreeDistribution(Distribution):
     """The trees of a batch of sentences under one grammar.
 
-    `form` is one of the fast engine; or a textbook grammar, which may have parameters for each sentence. `leaf` is
-    [length, batch, preterminal states]: what each word is worth under each state. `lengths`, [batch], says how long the
-    sentences are where some are shorter. `symbol` maps states to symbols, for skeletal trees; without it every state
-    is a symbol. `constant`, [batch], is the log of a factor of every tree's weight that the parameters leave out.
+    `form` is one of the fast engine; or a textbook grammar, which may have parameters for each sentence. `leaf` is the
+    weight of each word under each state of the preterminals. `lengths` are given where some sentences are shorter.
+    `symbol` maps states to symbols, for skeletal trees; without it every state is a symbol. `constant` is the log of a
+    factor of every tree's weight that the parameters leave out.
 
     The partition and log_prob have first derivatives, all other numbers any; those of the fast engine run where they
     are enough.
@@ -85,10 +86,10 @@ class TreeDistribution(Distribution):
     def __init__(
         self,
         form: FastForm | CFG,
-        leaf: Tensor,
+        leaf: Float[Tensor, "length batch word_states"],
         lengths: Tensor | None = None,
         symbol: Sequence[int] | None = None,
-        constant: Tensor | None = None,
+        constant: Float[Tensor, "batch"] | None = None,
     ) -> None:
         if lengths is not None:
             lengths = torch.as_tensor(lengths, device=leaf.device)
@@ -156,8 +157,8 @@ class TreeDistribution(Distribution):
                     part = problem.part(solution.sentences)
                     rest = TreeDistribution(part.form, part.leaf, part.lengths)
                     found = rest._drawn_in_logarithms(number, generator)
-                for sentence, one in zip(solution.sentences.tolist(), found, strict=True):
-                    drawn[sentence] = one
+                for sentence, derivations in zip(solution.sentences.tolist(), found, strict=True):
+                    drawn[sentence] = derivations
         return drawn
 
     @_remembered
@@ -166,20 +167,20 @@ class TreeDistribution(Distribution):
         require_nonnegative(self._everything(), "entropy")
         return textbook.log_partition(*self._in_logarithms(), self.lengths, Entropy)
 
-    def kl(self, other: "TreeDistribution") -> Tensor:
-        """sum over derivations of p log (p / q), [batch], p being this distribution; differentiable.
+    def kl(self, other: "TreeDistribution") -> Float[Tensor, "batch"]:
+        """sum over derivations of p log (p / q), p being this distribution; differentiable.
 
         `other` has the same form over the same sentences, and gives weight to whatever this one does. 0 for a
         sentence without derivations.
         """
         return textbook.log_partition(*self._with(other, "kl"), self.lengths, KLDivergence)
 
-    def cross_entropy(self, other: "TreeDistribution") -> Tensor:
-        """- sum over derivations of p log q, [batch]: kl plus entropy. `other` is as in `kl`."""
+    def cross_entropy(self, other: "TreeDistribution") -> Float[Tensor, "batch"]:
+        """- sum over derivations of p log q: kl plus entropy. `other` is as in `kl`."""
         return textbook.log_partition(*self._with(other, "cross_entropy"), self.lengths, CrossEntropy)
 
-    def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:  # type: ignore[override]
-        """log p(tree | sentence) of one tree for each sentence, [batch]; differentiable. -inf for what is no tree."""
+    def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Float[Tensor, "batch"]:  # type: ignore[override]
+        """log p(tree | sentence) of one tree for each sentence; differentiable. -inf for what is no tree."""
         if len(trees) != self.leaf.shape[1]:
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
@@ -187,8 +188,8 @@ class TreeDistribution(Distribution):
         weight = self.log_weight(trees)
         return torch.where(weight > -torch.inf, weight - self._log_z(), -torch.inf)
 
-    def log_weight(self, trees: Sequence[Derivation | Skeletal]) -> Tensor:
-        """log of the weight of one tree for each sentence, [batch], without the constant; differentiable."""
+    def log_weight(self, trees: Sequence[Derivation | Skeletal]) -> Float[Tensor, "batch"]:
+        """log of the weight of one tree for each sentence, without the constant; differentiable."""
         weight = self._log_z(only(trees, self.symbol, self.leaf))
         if isinstance(self.form, CPForm) and any(isinstance(tree, Derivation) for tree in trees):
             # These are one term at each node, and not all of them.
@@ -199,8 +200,8 @@ class TreeDistribution(Distribution):
             weight = torch.stack(each)
         return weight
 
-    def part(self, sentences: Tensor) -> "TreeDistribution":
-        """Some sentences, [numbers]."""
+    def part(self, sentences: Int[Tensor, "some"]) -> "TreeDistribution":
+        """The distribution over the trees of some sentences."""
         if isinstance(self.form, CFG):
             raise InputError("a distribution with parameters for each sentence cannot be divided.")
         lengths, constant = (x if x is None else x.index_select(0, sentences) for x in (self.lengths, self.constant))
@@ -238,15 +239,15 @@ class TreeDistribution(Distribution):
 
     def _textbook(self) -> tuple[CFG, Tensor]:
         """The grammar and the words, in ordinary numbers, for textbook charts."""
-        if self._differentiable:  # made anew, so that each result has a graph of its own
-            return self._made_textbook()
+        if self._differentiable:  # computed anew, so that no two results share a graph
+            return self._converted()
         key = "textbook", False
         if key not in self._known:
-            self._known[key] = self._made_textbook()
+            self._known[key] = self._converted()
         grammar, words = self._known[key]
         return grammar, words
 
-    def _made_textbook(self) -> tuple[CFG, Tensor]:
+    def _converted(self) -> tuple[CFG, Tensor]:
         grammar = self.form if isinstance(self.form, CFG) else as_textbook(self.form, by_rule=False)
         return grammar.change(torch.Tensor.double), self.leaf.transpose(0, 1).double()
 
@@ -269,7 +270,7 @@ class TreeDistribution(Distribution):
             raise InputError(f"{what} is infinite: the other grammar has zeros where this one has none.")
         (grammar, words), (other_grammar, other_words) = self._in_logarithms(), other._in_logarithms()
         tensors = iter(other_grammar.tensors)
-        return grammar.change(lambda one: torch.stack([one, next(tensors)])), torch.stack([words, other_words])
+        return grammar.change(lambda values: torch.stack([values, next(tensors)])), torch.stack([words, other_words])
 
     def _best(self, k: int) -> list[list[Derivation]]:
         with torch.no_grad():
@@ -316,8 +317,8 @@ class SentCFG(TreeDistribution):
     """A dense PCFG given by log-potentials, as torch-struct's: terms [batch, length, T], -inf for what is impossible.
 
     Rules and roots are shared by the batch, [NT, NT + T, NT + T] and [NT], or those of each sentence, with `batch` in
-    front. Shared ones are faster. Potentials that float32 could not hold beside the largest are computed with in
-    float64.
+    front. Shared ones are faster. Where float32 could not hold the smallest and the largest potentials together, all
+    is computed in float64.
     """
 
     def __init__(self, terms: Tensor, rules: Tensor, roots: Tensor, lengths: Tensor | None = None) -> None:
@@ -368,10 +369,12 @@ def _expect_number(what: str, number: object) -> int:
     return number
 
 
-def exponentials(words: Tensor, *others: Tensor, lengths: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-    """exp of log-potentials, each word divided by its largest, and the log of these factors for each sentence, [batch].
+def exponentials(
+    words: Float[Tensor, "batch length states"], *others: Float[Tensor, "..."], lengths: Tensor | None = None
+) -> tuple[list[Float[Tensor, "..."]], Float64[Tensor, "batch"]]:
+    """exp of log-potentials, each word divided by its largest, and the log of these factors for each sentence.
 
-    `words` are [batch, length, states]; the others are 0 at the most. What float32 could not hold is in float64.
+    The others are 0 at the most. What float32 could not hold is in float64.
     """
     largest = _largest(words, -1)
     within = largest.squeeze(-1).double()
@@ -407,8 +410,10 @@ class ModelTrees(TreeDistribution):
         return skeletal(self.model, tree)
 
 
-def encoded(lexicon: Lexicon, sentences: Sequence[Sequence[str]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The entries of words, [batch, length], and the lengths of sentences, [batch], if they differ."""
+def encoded(
+    lexicon: Lexicon, sentences: Sequence[Sequence[str]], device: torch.device
+) -> tuple[Int[Tensor, "batch length"], Int[Tensor, "batch"] | None]:
+    """The entries of words, and the lengths of sentences, if they differ."""
     if not sentences or not all(sentences):
         raise InputError("a distribution over trees needs sentences of a word or more.")
     lengths = [len(words) for words in sentences]

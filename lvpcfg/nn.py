@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from jaxtyping import Float
 from nltk.tree import Tree
 from torch import Tensor, nn
 
@@ -111,7 +112,7 @@ class GrammarLayer(nn.Module):
         return self._trees(self.grammar(), sentences, word_scores, lengths)
 
     def observe(self, trees: Sequence[Tree]) -> Observed:
-        """Treebank trees made ready, for any number of calls of `log_weight` and `log_prob`.
+        """Treebank trees prepared for any number of calls of `log_weight` and `log_prob`.
 
         They stay on the device where the layer is now.
         """
@@ -127,10 +128,10 @@ class GrammarLayer(nn.Module):
         trees: Sequence[Tree] | Observed,
         sentences: Sequence[Sequence[str]] | None = None,
         word_scores: Tensor | None = None,
-    ) -> Tensor:
-        """log of the weight of treebank trees, the sum over their states, [batch]; in time linear in their size.
+    ) -> Float[Tensor, "batch"]:
+        """log of the weight of treebank trees, the sum over their states; in time linear in their size.
 
-        Their words are their own, those of `sentences`, or worth `word_scores`, as in `forward`. For a normalised
+        The words are those of the trees or of `sentences`, or worth `word_scores`, as in `forward`. For a normalised
         grammar it is log p(tree, sentence).
         """
         grammar, observed = self.grammar(), self._observed(trees)
@@ -141,8 +142,8 @@ class GrammarLayer(nn.Module):
         trees: Sequence[Tree] | Observed,
         sentences: Sequence[Sequence[str]] | None = None,
         word_scores: Tensor | None = None,
-    ) -> Tensor:
-        """log p(tree | sentence) of treebank trees, [batch]; -inf for what the grammar does not make."""
+    ) -> Float[Tensor, "batch"]:
+        """log p(tree | sentence) of treebank trees; -inf for trees that the grammar does not have."""
         grammar, observed = self.grammar(), self._observed(trees)
         distribution = self._trees_over(observed, grammar, sentences, word_scores)
         weight = self._log_weight(observed, grammar, distribution)
@@ -223,8 +224,8 @@ class GrammarLayer(nn.Module):
             rules = self._structure.forest_rules.with_parameters(grammar)
             found = observed.forest.log_weights(rules, distribution.leaf)
             weight = weight.index_copy(0, observed.forest.sentences, found)
-        # Left are trees by rules that are not listed, to which one CP form may give weight; and what leaves the range
-        # of numbers, or is below zero: charts have ways for them.
+        # Charts compute what is left: trees with rules that are not listed, to which one CP form of all rules may give
+        # weight, and weights that are negative or out of range.
         failed = (~weight.isfinite()).nonzero().squeeze(1)
         if len(failed):
             part = distribution.part(failed)

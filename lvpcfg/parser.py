@@ -96,7 +96,7 @@ class Parser(ParserI):  # type: ignore[misc]
         if not isinstance(batch_tokens, int) or batch_tokens < 1:
             raise InputError(f"batch_tokens is {show(batch_tokens)}: expected a number of words, such as {TOKENS}.")
         self.batch_tokens = batch_tokens
-        self.models = list(model) if isinstance(model, list | tuple) else [model]
+        self.models: list[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
         if not all(isinstance(each, Model) for each in self.models):
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
         _check_product(self.models, decoder)
@@ -110,7 +110,7 @@ class Parser(ParserI):  # type: ignore[misc]
         if self._signed and decoder == VITERBI:
             raise InputError("the decoder viterbi needs non-negative parameters: this model has negative ones.")
         coarse = self.model.coarse
-        if coarse is None and len(self.models) > 1:  # a product has no whole charts
+        if coarse is None and len(self.models) > 1:  # a product is always pruned
             coarse = projected_coarse(self.model.grammar)
         prunable = coarse is not None and self._grammar.binary.prunable
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
@@ -149,7 +149,7 @@ class Parser(ParserI):  # type: ignore[misc]
     ) -> list[Tree]:
         """The trees of many sentences, in their order; every sentence gets one.
 
-        `progress` shows a bar; `update` is called with the number of sentences done, for a bar of one's own.
+        `progress` shows a bar; `update` is called with the number of sentences done, for another bar.
         """
         return [parse.tree for parse in self._parse(list(sents), progress, update, probabilities=False)]
 
@@ -287,8 +287,8 @@ class Parser(ParserI):  # type: ignore[misc]
         return RuleNumbers(self._rules)
 
     def _parse_pruned(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
-        """Coarse to fine. What pruning loses is tried again with lower thresholds, and then in whole charts, or,
-        since a product has none, in forests of which nothing is dropped."""
+        """Coarse to fine. Sentences that lose all their trees are parsed again with lower thresholds, and then without
+        pruning: by charts, or for a product, which has none, in forests of which nothing is dropped."""
         found: dict[int, Parse] = {}
         waiting = list(range(len(sentences)))
         product = len(self.models) > 1
@@ -417,13 +417,13 @@ class Parser(ParserI):  # type: ignore[misc]
         names = self._grammar.symbols.names
         built: list[list[Tree | str]] = []
         for node in reversed(skeleton):  # children before their parents
-            made = unbinarised(names[node.bottom], built.pop() + built.pop() if node.split else [words[node.start]])
+            subtrees = unbinarised(names[node.bottom], built.pop() + built.pop() if node.split else [words[node.start]])
             chain = node.chain
             if not chain and node.top != node.bottom:
                 chain = tuple(self._symbol_chains.path(node.top, node.bottom))
             for symbol in reversed(chain[:-1]):
-                made = unbinarised(names[symbol], made)
-            built.append(made)
+                subtrees = unbinarised(names[symbol], subtrees)
+            built.append(subtrees)
         top = Tree(TOP, built.pop())
         return top[0] if top[0].label() == TOP else top
 

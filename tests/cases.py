@@ -99,28 +99,28 @@ def make(name: str, signed: bool = False, seed: int = 1) -> Case:
         root = torch.cat([random(3), torch.zeros(2, dtype=torch.float64)])
         rules = random(3, 5, 5)
         return Case(dense_form(root, rules), Dense(root, rules.unsqueeze(0), None), list(range(5)), None)
-    if name in ("kruskal", "kruskal by kind"):
+    if name in ("cp", "cp sorted"):
         root, u, v, w = random(5), random(2, 3), random(2, 5), random(2, 5)
-        if name == "kruskal by kind":
-            u, v, w = one_of_each_kind(u, v, w)
+        if name == "cp sorted":
+            u, v, w = one_of_each_child_type(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        form = cp_form(root, u, v, w, sort_terms=name == "kruskal by kind")
+        form = cp_form(root, u, v, w, sort_terms=name == "cp sorted")
         return Case(form, Dense(root, full, None), list(range(5)), None)
-    if name in ("kruskal, unary", "kruskal by kind, unary"):
+    if name in ("cp, unary", "cp sorted, unary"):
         case = make("rule list, unary", signed, seed)
         grammar = case.grammar
         assert grammar is not None
         inner, states = case.full.interminals, len(case.full.root)
         u, v, w = random(2, inner), random(2, states), random(2, states)
-        if name == "kruskal by kind, unary":
-            u, v, w = one_of_each_kind(u, v, w)
+        if name == "cp sorted, unary":
+            u, v, w = one_of_each_child_type(u, v, w)
         full = torch.einsum("ra,rb,rc->rabc", u, v, w)
-        form = cp_form(grammar.root, u, v, w, grammar, sort_terms=name == "kruskal by kind, unary")
+        form = cp_form(grammar.root, u, v, w, grammar, sort_terms=name == "cp sorted, unary")
         return Case(form, replace(case.full, rules=full), case.symbol, grammar)
     raise ValueError(name)
 
 
-def one_of_each_kind(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def one_of_each_child_type(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Terms for any children, and any left one with a word; for a phrase and a word, a word and a phrase, two words."""
     inner, terms = u.shape[1], torch.tensor([0, 1, 0, 1, 0])
     u, v, w = (factor[terms].clone() for factor in (u, v, w))
@@ -135,10 +135,10 @@ FORMS = (
     "rule tensors",
     "rule tensors, unary",
     "dense",
-    "kruskal",
-    "kruskal, unary",
-    "kruskal by kind",
-    "kruskal by kind, unary",
+    "cp",
+    "cp, unary",
+    "cp sorted",
+    "cp sorted, unary",
 )
 WITH_GRAMMAR = FORMS[:4]
 

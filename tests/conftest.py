@@ -3,12 +3,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import shapes
 import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-# Shapes and types in the signatures of these packages are checked at every call; this stands before lvpcfg is imported.
-install_import_hook(["lvpcfg.grammar", "lvpcfg.decompose"], "shapes.check")
+# Shapes and types in the signatures of these modules are checked at every call; this stands before lvpcfg is imported.
+install_import_hook(shapes.CHECKED, "shapes.check")
 
 torch.set_num_threads(1)  # many small charts: threads would only wait for each other
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ from lvpcfg.chart.derivations import Node
 
 @dataclass
 class Dense:
-    """A grammar written out in full over states; a Kruskal form by its factors instead of `rules`."""
+    """A grammar written out in full over states; a CP form by its factors instead of `rules`."""
 
     root: Tensor  # [states]
     rules: Tensor  # [lanes, interminals, states, states]: one lane, or one for each rank

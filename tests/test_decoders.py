@@ -25,7 +25,7 @@ def bracketings(start: int, width: int):
     ]
 
 
-def as_kruskal(case: Case) -> Case:
+def as_cp(case: Case) -> Case:
     """The rules of a grammar as a sum of as many terms of rank one."""
     full = case.full.rules[0]
     places = full.nonzero()
@@ -39,10 +39,10 @@ class TestDecoders:
     def seed(self, request):
         return request.param
 
-    @pytest.fixture(params=[*WITH_GRAMMAR, "as Kruskal"])
+    @pytest.fixture(params=[*WITH_GRAMMAR, "as CP"])
     def case(self, request, seed):
         name = request.param
-        return as_kruskal(small("rule list, unary", seed)) if name == "as Kruskal" else small(name, seed)
+        return as_cp(small("rule list, unary", seed)) if name == "as CP" else small(name, seed)
 
     def test_find_the_best_of_all_trees(self, case, seed):
         leaf = case.leaf(listable(case), 2, seed)
@@ -83,7 +83,7 @@ class TestDecoders:
         assert nothing is None
         assert [tree] == decoded(case, leaf[:, 1:], decoder)
 
-    def test_a_kruskal_form_needs_its_rules(self):
-        case = replace(make("kruskal"), grammar=make("rule list").grammar)
+    def test_a_cp_form_needs_its_rules(self):
+        case = replace(make("cp"), grammar=make("rule list").grammar)
         with pytest.raises(InputError, match="no list of rules"):
             decoded(case, case.leaf(3, 1), PRODUCT)

@@ -296,7 +296,7 @@ def test_what_was_computed_without_gradients_is_not_taken_for_more():
 
 
 def test_skeletal_trees_and_derivations_may_be_mixed():
-    case = make("kruskal")
+    case = make("cp")
     trees = TreeDistribution(case.form, case.leaf(LENGTH, 2), symbol=case.symbol)
     derived = trees.argmax
     skeletal = [Skeletal(tuple(_skeletal(node, case.symbol) for node in tree.nodes)) for tree in derived]

@@ -100,7 +100,7 @@ class TestImpossible:
         assert log_partition(tensor_form(grammar), leaf.expand(2, 1, 2))[0].item() == -math.inf
 
 
-@pytest.mark.parametrize("name", ["rule list, unary", "rule tensors", "kruskal"])
+@pytest.mark.parametrize("name", ["rule list, unary", "rule tensors", "cp"])
 def test_float32_on_a_long_sentence(name):
     case = make(name, seed=3)
     form = case.form.with_tensors([tensor * 0.5 for tensor in case.form.tensors]).to(torch.float32)

@@ -1,4 +1,4 @@
-"""Rules in Kruskal form: the same numbers as their tensors written out, in forests, charts, files and trees."""
+"""Rules in CP form: the same numbers as their tensors written out, in forests, charts, files and trees."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from lvpcfg.options import DECODERS, PRODUCT, RECALL
 
 
 def factored(grammar, rules, rank=2, seed=0, signed=False):
-    """The grammar with random Kruskal forms for some rules."""
+    """The grammar with random CP forms for some rules."""
     generator = torch.Generator().manual_seed(seed)
     shape = len(rules), rank, int(grammar.states.max())
     sizes = grammar.states[grammar.binary_rules[rules]]
@@ -187,7 +187,7 @@ def test_every_method_gives_a_model_that_parses(tmp_path, sentences, method, opt
     assert [tree.leaves() for tree in trees] == sentences
 
 
-def test_rules_in_kruskal_form_round_trip(tmp_path, model):
+def test_rules_in_cp_form_round_trip(tmp_path, model):
     small = compress(model, rank=2, threshold=0.05)
     small.save(tmp_path / "small")
     loaded = Model.load(tmp_path / "small")

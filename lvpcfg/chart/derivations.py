@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lvpcfg.errors import InputError
@@ -44,14 +45,16 @@ class Skeletal:
 
 @dataclass(frozen=True, eq=False)
 class Allowed:
-    """Which states spans may have, bool [starts, batch, widths, states]: in the bottom layer (binary rules and
-    words) and in the top layer (with unary rules over them)."""
+    """The states that spans may have: in the bottom layer (binary rules and words) and in the top layer (with unary
+    rules over them)."""
 
-    bottom: Tensor
-    top: Tensor
+    bottom: Bool[Tensor, "starts batch widths states"]
+    top: Bool[Tensor, "starts batch widths states"]
 
 
-def only(trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Tensor) -> Allowed:
+def only(
+    trees: Sequence[Derivation | Skeletal], symbol: Sequence[int], leaf: Float[Tensor, "length batch word_states"]
+) -> Allowed:
     """The spans of one tree for each sentence, with the states it allows; `symbol` is that of each state."""
     length, batch = leaf.shape[:2]
     member = {Derivation: torch.arange(len(symbol)), Skeletal: torch.tensor(symbol)}

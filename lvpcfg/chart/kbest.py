@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
@@ -42,7 +43,9 @@ Waiting = tuple[Open, "Waiting"] | None
 class KBest:
     """The k best derivations of each sentence under binary rules, all numbers being logarithms."""
 
-    def __init__(self, grammar: CFG, words: Tensor, lengths: Tensor | None, k: int) -> None:
+    def __init__(
+        self, grammar: CFG, words: Float[Tensor, "batch n word_states"], lengths: Int[Tensor, "batch"] | None, k: int
+    ) -> None:
         with torch.no_grad():
             _, tops = inside(Max, grammar, words, lengths)
         sizes = [words.shape[1]] * len(words) if lengths is None else lengths.tolist()
@@ -53,9 +56,11 @@ class KBest:
 
 
 class _Sentence:
-    """`words` are [n, last states], `tops`, by width, [n - width + 1, states]."""
+    """The search for one sentence; `tops` are by width."""
 
-    def __init__(self, grammar: CFG, words: Tensor, tops: list[Tensor], k: int) -> None:
+    def __init__(
+        self, grammar: CFG, words: Float[Tensor, "n word_states"], tops: list[Float[Tensor, "_ states"]], k: int
+    ) -> None:
         self.grammar, self.words, self.tops, self.k = grammar, words, tops, k
         self.known: dict[Open, list[Edge]] = {}
 
@@ -91,9 +96,9 @@ class _Sentence:
         return found
 
     def _largest(self, scores: Tensor) -> list[tuple[float, int]]:
-        """The k largest with their places, without those that are impossible."""
-        values, places = scores.flatten().topk(min(self.k, scores.numel()))
-        return [pair for pair in zip(values.tolist(), places.tolist(), strict=True) if pair[0] > -math.inf]
+        """The k largest with their indices, without those that are impossible."""
+        values, indices = scores.flatten().topk(min(self.k, scores.numel()))
+        return [pair for pair in zip(values.tolist(), indices.tolist(), strict=True) if pair[0] > -math.inf]
 
     def _edges(self, node: Open) -> list[Edge]:
         """The k best ways to go on from a node."""
@@ -114,7 +119,7 @@ class _Sentence:
         return heapq.nlargest(self.k, found, key=lambda edge: edge.score)
 
     def _tops(self, node: Open) -> list[tuple[float, int]]:
-        """The best top states, with what the term above them is worth."""
+        """The best top states, each with its weight in the term above."""
         if node.top >= 0:
             return [(0.0, node.top)]
         number, child, term = node.term
@@ -123,7 +128,7 @@ class _Sentence:
         return [(float(factor[place]), int(states[place])) for _, place in self._largest(scores)]
 
     def _bottoms(self, products: list[Tensor], start: int, width: int, top: int) -> list[tuple[float, int]]:
-        """The best states below unary rules, with what the step is worth."""
+        """The best states below unary rules, each with the weight of the step."""
         if self.grammar.closure is None:
             return [(0.0, top)]
         bottom = self.grammar.root.new_full(self.grammar.root.shape, -math.inf)
@@ -136,7 +141,7 @@ class _Sentence:
         return [(float(steps[place]), int(states[place])) for _, place in self._largest(steps + bottom[states])]
 
     def _products(self, rules: Rules, start: int, width: int) -> Tensor:
-        """What the two children bring to lanes, [splits, lanes]."""
+        """The products of the two children, [splits, lanes]."""
         left = torch.stack([self.tops[k - 1][start] for k in range(1, width)])
         right = torch.stack([self.tops[width - k - 1][start + k] for k in range(1, width)])
         return _applied(rules.children[0], left) + _applied(rules.children[1], right)
@@ -150,7 +155,7 @@ class _Sentence:
         return [(score, place // len(lanes) + 1, int(lanes[place % len(lanes)])) for score, place in found]
 
     def _children(self, number: int, lane: int) -> tuple[list[tuple[int, tuple[int, int, int]]], int | None]:
-        """For each child its top state, or the term that it is chosen by; and the term."""
+        """For each child its top state, or -1 and the term that gives weights to its states; and the term."""
         children = self.grammar.rules[number].children
         states = [-1 if child.lanes is None else int(child.lanes[lane]) for child in children]
         terms = [(state, (number, place, lane) if state < 0 else (0, 0, 0)) for place, state in enumerate(states)]
@@ -171,7 +176,7 @@ def _alone(grammar: CFG, sentence: int) -> CFG:
         return linear.change(lambda values: values[sentence] if batched else values)
 
     rules = tuple(
-        replace(one, children=tuple(map(of_map, one.children)), lift=of_map(one.lift)) for one in grammar.rules
+        replace(some, children=tuple(map(of_map, some.children)), lift=of_map(some.lift)) for some in grammar.rules
     )
     root = grammar.root if grammar.root.dim() == 1 else grammar.root[sentence]
     return CFG(root, rules, None if grammar.closure is None else of_map(grammar.closure))

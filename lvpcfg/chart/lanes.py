@@ -1,31 +1,32 @@
 """Rules as linear maps between states and lanes, in any semiring, for the textbook chart.
 
 A lane is one thing that rules multiply: a choice of the children's states for tensors, a term for CP forms. A map is a
-dense matrix or the entries of a sparse one. Where the entries stand is sorted out once; their values may change.
+dense matrix or the entries of a sparse one. The positions of the entries are sorted once; their values may change.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lvpcfg.chart.semirings import Semiring, zeros
 
-NUMBERS = 1 << 22  # held at once: more are made part by part, and made again in the backward pass
+NUMBERS = 1 << 22  # held at once: more are computed part by part, and again in the backward pass
 
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Where the entries of a sparse matrix stand. Rows of about the same length are summed together."""
+    """The positions of the entries of a sparse matrix. Rows of about one length are summed together, in a group."""
 
-    columns: Tensor  # [entries]
-    groups: tuple[Tensor, ...]  # each [rows, most]: the entries of each row; one past the last entry is padding
-    place: Tensor  # [rows]: where each row comes out, one past the last for a row without entries
+    columns: Int64[Tensor, "entries"]
+    groups: tuple[Int64[Tensor, "_ _"], ...]  # each [rows, longest]: entries of its rows; number `entries` is padding
+    place: Int64[Tensor, "rows"]  # the number of each row among those of all groups; the last for one without entries
 
     @staticmethod
-    def of(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> "Entries":
+    def of(rows: Int64[Tensor, "entries"], columns: Int64[Tensor, "entries"], shape: tuple[int, int]) -> "Entries":
         """Of a matrix of this shape; entries whose row or column is beyond it are padding."""
         inside = ((rows < shape[0]) & (columns < shape[1])).nonzero().squeeze(1)
         counts = torch.bincount(rows[inside], minlength=shape[0])
@@ -45,7 +46,7 @@ class Entries:
             place[found] = torch.arange(len(found), device=rows.device)
         return Entries(columns.clamp_max(shape[1] - 1), tuple(groups), place)
 
-    def row(self, number: int) -> Tensor:
+    def row(self, number: int) -> Int64[Tensor, "some"]:
         """The entries of one row."""
         place = int(self.place[number])
         for group in self.groups:
@@ -57,29 +58,34 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A linear map: a dense matrix [(batch,) outputs, inputs], or values [(batch,) entries] of a sparse one.
+    """A linear map: values of a dense matrix, [(batch,) outputs, inputs], or of a sparse one, [(batch,) entries].
 
     Without values, output number o is input number `entries.columns[o]`.
     """
 
-    values: Tensor | None
+    values: Float[Tensor, "..."] | None
     entries: Entries | None = None
 
     @staticmethod
-    def sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> "Map":
+    def sparse(
+        rows: Int64[Tensor, "entries"],
+        columns: Int64[Tensor, "entries"],
+        values: Float[Tensor, "*batch entries"],
+        shape: tuple[int, int],
+    ) -> "Map":
         return Map(values, Entries.of(rows, columns, shape))
 
     @staticmethod
-    def gather(columns: Tensor) -> "Map":
+    def gather(columns: Int64[Tensor, "outputs"]) -> "Map":
         return Map(None, Entries(columns, (), columns))
 
     @property
-    def lanes(self) -> Tensor | None:
-        """[outputs]: the input that each output is, if that is all the map does."""
+    def lanes(self) -> Int64[Tensor, "outputs"] | None:
+        """The input that each output is, if that is all the map does."""
         return self.entries.columns if self.values is None and self.entries is not None else None
 
-    def row(self, number: int) -> tuple[Tensor, Tensor]:
-        """The inputs that one output is made of, and their values, of one matrix."""
+    def row(self, number: int) -> tuple[Int64[Tensor, "inputs"], Float[Tensor, "inputs"]]:
+        """The inputs that one output depends on, and their values; of a map that has no batch."""
         assert self.values is not None
         if self.entries is None:
             return torch.arange(self.values.shape[1], device=self.values.device), self.values[number]
@@ -89,8 +95,10 @@ class Map:
     def change(self, function: Callable[[Tensor], Tensor]) -> "Map":
         return self if self.values is None else replace(self, values=function(self.values))
 
-    def __call__(self, semiring: Semiring, x: Tensor) -> Tensor:
-        """[size, batch, cells, inputs] -> [size, batch, cells, outputs], `values` being the semiring's."""
+    def __call__(
+        self, semiring: Semiring, x: Float[Tensor, "size batch cells inputs"]
+    ) -> Float[Tensor, "size batch cells outputs"]:
+        """Applied to cells; `values` are those of the semiring, with its leading dimension."""
         if self.lanes is not None:
             return x.index_select(-1, self.lanes)
         assert self.values is not None
@@ -116,16 +124,20 @@ class Rules:
 
     children: tuple[Map, ...]  # states -> lanes, one map for each child
     lift: Map  # lanes -> states of parents
-    skeletal: Tensor | None = None  # [lanes]: the skeletal rule of each, for `rule_posteriors`
+    skeletal: Int64[Tensor, "lanes"] | None = None  # the skeletal rule of each lane, for `rule_posteriors`
     every_pair: bool = False  # the lanes are all pairs of a left and a right state
 
     @staticmethod
     def from_entries(
-        parent: Tensor, children: Sequence[Tensor], values: Tensor, parents: int, skeletal: Tensor | None = None
+        parent: Int64[Tensor, "entries"],
+        children: Sequence[Int64[Tensor, "entries"]],
+        values: Float[Tensor, "*batch entries"],
+        parents: int,
+        skeletal: Int64[Tensor, "entries"] | None = None,
     ) -> "Rules":
-        """A list of rules between states: parent, each of the children, and values are [entries].
+        """A list of rules between states: the parent and the children of each entry, and its value.
 
-        Rules with the same children share a lane; if `skeletal`, [entries], is given, within one skeletal rule.
+        Rules with the same children share a lane; if `skeletal` is given, only those of one skeletal rule do.
         """
         columns = [*children] if skeletal is None else [*children, skeletal]
         sizes = [int(column.max()) + 1 if len(column) else 1 for column in columns]
@@ -142,24 +154,27 @@ class Rules:
         return Rules(tuple(map(Map.gather, lanes[: len(children)])), lift, None if skeletal is None else lanes[-1])
 
     @staticmethod
-    def from_tensor(tensor: Tensor, children: int = 2) -> "Rules":
+    def from_tensor(tensor: Float[Tensor, "... states states"], children: int = 2) -> "Rules":
         """One dense tensor [(batch,) parents, states, states, ...]; a lane for each choice of the children's states."""
         states = tensor.shape[-1]
         choices = torch.cartesian_prod(*[torch.arange(states, device=tensor.device)] * children)
         return Rules(tuple(map(Map.gather, choices.unbind(1))), Map(tensor.flatten(-children)), None, children == 2)
 
     @staticmethod
-    def from_cp(u: Tensor, *children: Tensor) -> "Rules":
-        """One CP form of all rules: u [(batch,) rank, parents] and for each child [(batch,) rank, states].
-
-        Its terms stand in for the skeletal rules.
-        """
+    def from_cp(u: Float[Tensor, "*batch rank parents"], *children: Float[Tensor, "*batch rank states"]) -> "Rules":
+        """One CP form of all rules, with a factor for each child. Its terms take the place of the skeletal rules."""
         return Rules(tuple(map(Map, children)), Map(u.mT), torch.arange(u.shape[-2], device=u.device))
 
     @staticmethod
-    def from_rule_cp(states: Sequence[Tensor], factors: Sequence[Tensor], size: int, parents: int) -> "Rules":
-        """A CP form of each rule. `states` are those of the parent and of each child, each [rules, x], and `factors`
-        theirs, each [(batch,) rules, rank, x]. States from `size` on, the number of all states, are padding.
+    def from_rule_cp(
+        states: Sequence[Int64[Tensor, "rules _"]],
+        factors: Sequence[Float[Tensor, "*batch rules rank _"]],
+        size: int,
+        parents: int,
+    ) -> "Rules":
+        """A CP form of each rule: `states` and `factors` are those of its parent and then of each child.
+
+        There are `size` states in all, and numbers from there on are padding.
         """
         rules, rank = factors[0].shape[-3:-1]
         lane = torch.arange(rules * rank, device=states[0].device).view(rules, rank, 1)
@@ -193,7 +208,7 @@ class Rules:
 
 
 def in_parts(function: Callable[[int, int], Tensor], cells: int, each: int) -> Tensor:
-    """function(first cell, number of cells) -> [..., cells, lanes]; `each` is how many numbers a cell takes."""
+    """function(first cell, number of cells) -> [..., cells, lanes], for all cells; a cell takes `each` numbers."""
     size = max(1, NUMBERS // max(1, each))
     if cells <= size:
         return function(0, cells)

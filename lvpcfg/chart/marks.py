@@ -1,6 +1,7 @@
 """Derivations from derivatives: in a max or a sampling semiring they are 1 where a derivation is, and 0 elsewhere."""
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
@@ -9,14 +10,19 @@ from lvpcfg.chart.textbook import CFG, Weights, inside
 
 
 class MarkedChart:
-    """A textbook chart with weights of one for the states of spans; `terms`, for those of a CP form as well.
+    """A textbook chart with weights of one at the states of spans, and at the `terms` of a CP form if it has any.
 
-    `values`, [size, batch], are what the semiring finds: with `Max` one weight for each sentence, with `KMax` the k
-    best ones. With `Sampled` every reading of derivations draws others.
+    `values`, [size, batch], are what the semiring computes: in `Max` the best weight for each sentence, in `KMax` the k
+    best ones. In `Sampled` every call of `derivations` draws new ones.
     """
 
     def __init__(
-        self, semiring: Semiring, grammar: CFG, words: Tensor, lengths: Tensor | None = None, terms: int = 0
+        self,
+        semiring: Semiring,
+        grammar: CFG,
+        words: Float[Tensor, "batch n word_states"],
+        lengths: Int[Tensor, "batch"] | None = None,
+        terms: int = 0,
     ) -> None:
         (batch, self.length), states = words.shape[:2], grammar.root.shape[-1]
         with torch.enable_grad():
@@ -38,16 +44,16 @@ class MarkedChart:
         self._lengths = [self.length] * batch if lengths is None else lengths.tolist()
 
     def derivations(self, number: int = 0, last: bool = False) -> list[Skeleton | None]:
-        """Of each sentence the derivation that has the value of this number; None where there is none.
+        """For each sentence the derivation whose weight is `values[number]`; None where there is none.
 
-        After the `last` reading the chart is gone.
+        The `last` call frees the chart.
         """
         layers = [self.top] if self.bottom is self.top else [self.top, self.bottom]
         with torch.enable_grad():
             value = self._values[number]
             total = torch.where(value > -torch.inf, value, 0).sum()
         found = torch.autograd.grad(total, [*layers, *self.terms.values()], retain_graph=not last, allow_unused=True)
-        marks = [torch.zeros(0, 5) if one is None else one.sum(0).nonzero().tolist() for one in found]
+        marks = [[] if gradient is None else gradient.sum(0).nonzero().tolist() for gradient in found]
         tops, bottoms = ({(b, i, j): state for b, i, j, state in layer} for layer in (marks[0], marks[len(layers) - 1]))
         terms = {
             (b, i, i + width - 1): term

@@ -1,6 +1,6 @@
 """The algebras of the textbook chart: torch-struct's semirings, mended at zeros, and one for signed numbers.
 
-A semiring, as in torch-struct, is a class (or an object) whose values have a leading dimension of its own:
+A semiring, as in torch-struct, is a class or an object. Its values have a leading dimension, `size`:
 
     convert(x)          what the user gives -> values, [...] -> [size, ...]
     unconvert(x)        values -> what the user asks for, [size, ...] -> [...]
@@ -10,14 +10,14 @@ A semiring, as in torch-struct, is a class (or an object) whose values have a le
     zero_(x), one_(x)   fill values with the neutral elements of sum and product
 
 One whose `matmul` needs little more room than its operands says so by `products_fit = True`. The user gives logarithms;
-for two distributions (cross-entropy and KL) a pair of them, [2, ...]; to `Signed` ordinary numbers. Any class of
-torch-struct's or of a user's own that has these methods will do. Those below differ from torch-struct's at zeros: its
+for two distributions (cross-entropy and KL) a pair of them, [2, ...]; to `Signed` ordinary numbers. Any class
+that has these methods will do, of torch-struct or of a user. Those below differ from torch-struct's at zeros: its
 zero is -1e5, which many a long sentence falls below, and where all terms of a sum are -inf its derivatives, entropies
 and samples are not numbers.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch_struct
@@ -30,6 +30,7 @@ PRODUCTS = 1 << 22  # numbers held at once, where products are summed one by one
 LARGEST = {torch.float32: 40.0, torch.float64: 340.0}  # the square of exp of it is a finite number
 
 
+@runtime_checkable
 class Semiring(Protocol):
     def convert(self, potentials: Tensor) -> Tensor: ...
     def unconvert(self, potentials: Tensor) -> Tensor: ...

@@ -9,8 +9,8 @@
 
 A lane is one thing that rules multiply: a pair of children's states for a tensor, a term for a CP form (Cohen, Satta &
 Collins 2013, section 4). With two children this is the inside algorithm; with more, a lane is binarised from the left.
-Posteriors are derivatives of the total by weights of one that stand at spans or at rules, and can be differentiated
-again. In a max semiring they mark the best derivation, in a sampling one a random one.
+Posteriors are derivatives of the total by weights of one, which multiply spans or rules, and can be differentiated
+again. In a max semiring they mark the best derivation, in a sampling semiring a random one.
 
 Numbers are given as the semiring's `convert` takes them: logarithms, or ordinary numbers for `Signed`.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.lanes import Map, Rules, in_parts
@@ -27,9 +28,9 @@ from lvpcfg.chart.semirings import Log, Semiring, ones, zeros
 
 @dataclass(frozen=True, eq=False)
 class CFG:
-    """A grammar over states; batches may have parameters for each sentence."""
+    """A grammar over states. Its parameters are shared by a batch, or each sentence has its own ones (`*batch`)."""
 
-    root: Tensor  # [(batch,) states]
+    root: Float[Tensor, "*batch states"]
     rules: tuple[Rules, ...]
     closure: Map | None = None  # bottom -> top states of a span; None: there are no unary rules
 
@@ -48,18 +49,23 @@ class CFG:
 class Weights:
     """Values of the semiring that multiply the spans (i, j), first and last word, or the rules of a derivation."""
 
-    top: Tensor | None = None  # [size, batch, i, j, states]
-    bottom: Tensor | None = None
-    rules: dict[int, Tensor] = field(default_factory=dict)  # by width, [size, batch, i, last split, skeletal rules]
+    top: Float[Tensor, "size batch i j states"] | None = None
+    bottom: Float[Tensor, "size batch i j states"] | None = None
+    # By width; a split is where the last child begins.
+    rules: dict[int, Float[Tensor, "size batch _ _ skeletal_rules"]] = field(default_factory=dict)
 
 
 def inside(
-    semiring: Semiring, grammar: CFG, words: Tensor, lengths: Tensor | None = None, weights: Weights | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """The total of each sentence, [size, batch], and the tops of spans by width, [size, batch, n - width + 1, states].
+    semiring: Semiring,
+    grammar: CFG,
+    words: Float[Tensor, "*pair batch n word_states"],
+    lengths: Int[Tensor, "batch"] | None = None,
+    weights: Weights | None = None,
+) -> tuple[Float[Tensor, "size batch"], list[Float[Tensor, "size batch _ states"]]]:
+    """The total of each sentence, and by width the tops of the n - width + 1 spans.
 
-    `words` are [batch, n, last states]: what each word is worth under the last of all states. `lengths` are [batch],
-    for sentences that are shorter than n.
+    `words` holds the weight of each word under each of the states that words have: they are the last of all states.
+    `lengths` is given where some sentences are shorter than n.
     """
     grammar, words, weights = grammar.change(semiring.convert), semiring.convert(words), weights or Weights()
     (batch, n), states = words.shape[1:3], grammar.root.shape[-1]
@@ -90,7 +96,7 @@ class Lanes:
 
     def __init__(self, semiring: Semiring, rules: Rules) -> None:
         self.semiring, self.rules, self.children = semiring, rules, len(rules.children)
-        # Spans as child p, [size, batch, spans, lanes]; where a lane is a choice of states, those of all lanes.
+        # Spans as child p, [size, batch, spans, lanes]; where lanes are choices of states, the states to choose from.
         self.child: list[dict[int, Tensor]] = [{} for _ in rules.children]
         self.prefix: list[dict[int, Tensor]] = [self.child[0], *({} for _ in rules.children[1:])]
 
@@ -134,8 +140,8 @@ class Lanes:
         return in_parts(sums, spans - width + 1, semiring.size() ** 2 * batch * size * len(splits))
 
 
-def unary_closure(steps: Tensor) -> Tensor:
-    """(I - R)^-1, [top states, bottom states]: any number of unary rules, or none. `steps`, R, is [parents, states]."""
+def unary_closure(steps: Float[Tensor, "parents states"]) -> Float[Tensor, "states states"]:
+    """(I - R)^-1, [top, bottom]: any number of unary rules, or none. `steps` is R; parents are the first states."""
     identity = torch.eye(steps.shape[-1], dtype=steps.dtype, device=steps.device)
     return torch.linalg.inv(identity - torch.cat([steps, torch.zeros_like(identity)[len(steps) :]]))
 
@@ -144,18 +150,26 @@ def _weighted(semiring: Semiring, cells: Tensor, weights: Tensor | None, width: 
     return cells if weights is None else semiring.mul(cells, weights.diagonal(width - 1, 2, 3).movedim(-1, 2))
 
 
-def log_partition(grammar: CFG, words: Tensor, lengths: Tensor | None = None, semiring: Semiring = Log) -> Tensor:
-    """log Z of each sentence, [batch], or what else the semiring is for: entropy, the weight of the best derivation."""
+def log_partition(
+    grammar: CFG,
+    words: Float[Tensor, "*pair batch n word_states"],
+    lengths: Int[Tensor, "batch"] | None = None,
+    semiring: Semiring = Log,
+) -> Float[Tensor, "batch"]:
+    """log Z of each sentence, or what else the semiring computes: entropy, the weight of the best derivation."""
     return semiring.unconvert(inside(semiring, grammar, words, lengths)[0])
 
 
 def marginals(
-    grammar: CFG, words: Tensor, lengths: Tensor | None = None, semiring: Semiring = Log
-) -> tuple[Tensor, Tensor, Tensor]:
-    """log Z, [batch], and the posteriors of the top and the bottom states of spans, each [batch, i, j, states].
+    grammar: CFG,
+    words: Float[Tensor, "*pair batch n word_states"],
+    lengths: Int[Tensor, "batch"] | None = None,
+    semiring: Semiring = Log,
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch n n states"], Float[Tensor, "batch n n states"]]:
+    """log Z, and the posteriors of the top and of the bottom states of the spans [i, j], first and last word.
 
-    Differentiable. With `Max` as the semiring 1 where the best derivation is and 0 elsewhere, with `Sampled` a random
-    one. The words i to j are the first and the last of a span; a sentence without derivations has zeros.
+    They are differentiable, and 0 for a sentence without derivations. In the semiring `Max` they are 1 on the best
+    derivation and 0 elsewhere, and so on a random one in `Sampled`.
     """
     (batch, n), states = words.shape[-3:-1], grammar.root.shape[-1]
     top, bottom = (ones(semiring, words, batch, n, n, states).requires_grad_() for _ in range(2))
@@ -167,11 +181,16 @@ def marginals(
 
 
 def rule_posteriors(
-    grammar: CFG, words: Tensor, width: int, number: int, lengths: Tensor | None = None, semiring: Semiring = Log
-) -> Tensor:
-    """Posteriors of the skeletal rules, [batch, first word, split, rules], over the spans of one width.
+    grammar: CFG,
+    words: Float[Tensor, "*pair batch n word_states"],
+    width: int,
+    number: int,
+    lengths: Int[Tensor, "batch"] | None = None,
+    semiring: Semiring = Log,
+) -> Float[Tensor, "batch starts splits {number}"]:
+    """Posteriors of the skeletal rules, of which there are `number`, over the spans of one width.
 
-    `number` is how many there are, and split k where the last child begins, less one: k + 1 words are to its left.
+    At split k there are k + 1 words to the left of the last child.
     """
     batch, n = words.shape[-3:-1]
     weights = ones(semiring, words, batch, n - width + 1, width - 1, number).requires_grad_()

@@ -1,6 +1,7 @@
 """Chains of unary rules in the max-times algebra: the best way from a state, or a symbol, down to another."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lvpcfg.chart.semirings import safe_log
@@ -8,12 +9,13 @@ from lvpcfg.grammar.grammar import Grammar
 
 
 class Chains:
-    """`step` is [n, n]: the log-probability of one unary rule between two states, or two symbols.
+    """`step` is the log-probability of one unary rule between two states, or two symbols.
 
-    Where it is of whole chains (`closed`), there is one at the most, and what is between its ends is unknown.
+    In a `closed` grammar a rule is a chain from end to end: it is used once at the most, and what is between its ends
+    is unknown.
     """
 
-    def __init__(self, step: Tensor, closed: bool) -> None:
+    def __init__(self, step: Float[Tensor, "n n"], closed: bool) -> None:
         self.step, self.closed = step, closed
         self.best = torch.where(torch.eye(len(step), dtype=torch.bool, device=step.device), 0.0, -torch.inf).to(step)
         for _ in range(1 if closed else len(step)):  # one more rule at the head of every chain, until none gets better
@@ -44,8 +46,8 @@ class Chains:
             path.append(int((self.step[path[-1]] + self.best[:, bottom]).argmax()))
         return path if path[-1] == bottom else [top, bottom]
 
-    def closure(self, interminals: int) -> tuple[Tensor, Tensor]:
-        """Bottom -> top and word -> top, as the forms have them."""
+    def closure(self, interminals: int) -> tuple[Float[Tensor, "inner inner"], Float[Tensor, "word_states inner"]]:
+        """From bottom to top states, and from states of words to top states, as in `Form`."""
         best = self.best[:interminals].exp()
         return best[:, :interminals].T, best[:, interminals:].T
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.chart.decode.decode import Decoder, chosen_trees, trees_of
@@ -39,7 +40,7 @@ class CoarseToFine:
         self.stages = stages or Stages(grammars[0].root.device)
         self.ways: Counter[str] = Counter()  # how many sentences needed more than the given type of numbers
         grammar = nonnegative(grammars[0])
-        self.middle = []  # the rules of a grammar with few states, if there is one, and what makes words of its own
+        self.middle = []  # the rules of a grammar with few states, if there is one, and the map to its words
         for ancestor in [level for level in grammar.hierarchy if 0 < int(level.max()) < FEW][-1:]:
             few = projected(grammar, expected_states(grammar), ancestor)
             self.middle.append((FineRules(few.grammar), few.words))
@@ -47,11 +48,15 @@ class CoarseToFine:
         self.coarse = Coarse(coarse.grammar, coarse.cover, self.stages)
 
     def parse(
-        self, words: Sequence[Tensor], coarse_words: Tensor, lengths: Tensor, threshold: float
-    ) -> tuple[list[Skeleton | None], Tensor]:
-        """The best tree of each sentence, None where none is left, and log Z of what is left, [sentences].
+        self,
+        words: Sequence[Float[Tensor, "words _"]],
+        coarse_words: Float[Tensor, "words tags"],
+        lengths: Int64[Tensor, "sentences"],
+        threshold: float,
+    ) -> tuple[list[Skeleton | None], Float64[Tensor, "sentences"]]:
+        """The best tree of each sentence, None where none is left, and log Z of what is left.
 
-        `words` has for each grammar [words of all sentences, tag states], `coarse_words` is [words, tags].
+        `words` are those of all sentences, end to end, for each grammar [words, tag states].
         """
         forest, kept = self.coarse.forest(coarse_words, lengths, threshold)
         with torch.inference_mode():
@@ -62,17 +67,17 @@ class CoarseToFine:
     ) -> tuple[list[Skeleton | None], Tensor]:
         first = starts_of(lengths)
 
-        def fine(rules: FineRules, table: Tensor) -> Fine:
+        def fine(rules: FineRules, of_words: Tensor) -> Fine:
             leaves = forest.leaves
             word = first[kept.sentence[leaves]] + kept.start[leaves]
-            return Fine(forest, rules, rules.leaf(table, word, kept.symbol[leaves]))
+            return Fine(forest, rules, rules.leaf(of_words, word, kept.symbol[leaves]))
 
         for rules, fold in self.middle:
             with self.stages.stage("middle"):
                 edges = fine(rules, words[0] @ fold).posteriors().edges
                 forest, kept = pruned(forest, kept, edges > SHARPER * threshold)
         with self.stages.stage("plan"):
-            grammars = [fine(rules, table) for rules, table in zip(self.rules, words, strict=True)]
+            grammars = [fine(rules, of_words) for rules, of_words in zip(self.rules, words, strict=True)]
         if self.decoder.name == VITERBI:
             with self.stages.stage("fine"):
                 chosen, log_z = grammars[0].best_derivations()
@@ -86,22 +91,22 @@ class CoarseToFine:
 
 
 class Fine:
-    """A forest under one grammar; `leaf` is [leaves, states]."""
+    """A forest under one grammar."""
 
-    def __init__(self, forest: Forest, rules: FineRules, leaf: Tensor) -> None:
+    def __init__(self, forest: Forest, rules: FineRules, leaf: Float[Tensor, "leaves states"]) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
         self.plan = Plan(forest, rules.sizes, rules.cp)
 
     def posteriors(self) -> Posteriors:
         return posteriors(self.plan, self.rules.values, self.leaf)
 
-    def best_derivations(self) -> tuple[Tensor, Tensor]:
-        """Viterbi: the edge of each node [nodes + 2] in the best derivations, -1 elsewhere; log Z [sentences]."""
+    def best_derivations(self) -> tuple[Int64[Tensor, "nodes_and_2"], Float64[Tensor, "sentences"]]:
+        """Viterbi: the edge of each node in the best derivations, -1 elsewhere; and log Z."""
         arguments = (self.plan, self.rules.values, self.leaf)
         return best_derivations(*arguments), log_partition(*arguments)[0]
 
 
-def pruned(forest: Forest, nodes: Nodes, keep: Tensor) -> tuple[Forest, Nodes]:
+def pruned(forest: Forest, nodes: Nodes, keep: Bool[Tensor, "edges"]) -> tuple[Forest, Nodes]:
     """What is left of a forest when it keeps some of its edges: nodes that none of them touches go too."""
     used = torch.zeros(forest.nodes + 2, dtype=torch.bool, device=keep.device)
     used[len(nodes.symbol) :] = True  # those on top

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeleton
@@ -41,12 +42,12 @@ NEGLIGIBLE = 1e-6  # a posterior below zero by no more than this is rounding
 
 @dataclass(frozen=True)
 class Worth:
-    """What posteriors are worth to a tree, elementwise; -inf for what is impossible."""
+    """The score that a posterior adds to a tree, elementwise; -inf for what is impossible."""
 
     decoder: str
     has_unary_rules: bool
 
-    def rule(self, posterior: Tensor, parent: Tensor) -> Tensor:
+    def rule(self, posterior: Float[Tensor, "..."], parent: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Of a rule at a split, or at the root, given its posterior and that of its parent."""
         if self.decoder == RECALL:
             return torch.where(posterior != 0, 0.0, -math.inf).to(posterior.dtype)
@@ -55,51 +56,63 @@ class Worth:
         log = _log(posterior)
         return log - torch.where(parent > 0, parent, 1).log() if self.decoder == VARIATIONAL else log
 
-    def step(self, posterior: Tensor, top: Tensor, real: Tensor) -> Tensor:
-        """Of a step from bottom to top: `top` is the posterior of the symbol above, `real` whether that counts."""
+    def step(
+        self, posterior: Float[Tensor, "..."], top: Float[Tensor, "..."], real: Bool[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        """Of a step from bottom to top. `top` is the posterior of the symbol above; `real` says that binarisation did
+        not add this symbol, so that it counts."""
         worth = self.rule(posterior, top)
         if self.decoder == RECALL:
             return worth + top.abs() * real
         return worth if self.has_unary_rules else torch.where(worth > -math.inf, 0.0, worth)
 
-    def tag(self, posterior: Tensor) -> Tensor:
+    def tag(self, posterior: Float[Tensor, "*words"]) -> Float[Tensor, "*words"]:
         """Of a word's tag."""
         return posterior.abs() if self.decoder == RECALL else self.rule(posterior, posterior)
 
 
 def _log(posterior: Tensor) -> Tensor:
-    """-inf for what is not above zero, kept out of the logarithm itself: it is slow there."""
+    """-inf for what is not above zero; clamped before the logarithm, which is slow at such numbers."""
     tiny = torch.finfo(posterior.dtype).tiny
     log = posterior.clamp_min(tiny).log_()
     return torch.nn.functional.threshold(log, math.log(2 * tiny), -math.inf, inplace=True)
 
 
 class BestTrees:
-    """The best tree below every node: what it is worth, and the children of its topmost edge.
+    """The best tree below every node: its worth, and the children of its topmost edge.
 
-    The children of a node at the top of a span are one, the node at its bottom; `nothing` stands for a child that there
-    is not. Nodes without a tree are worth -inf.
+    A node at the top of a span has one child, the node at its bottom. A missing child is the node `nothing`. Nodes
+    without a tree are worth -inf.
     """
 
-    def __init__(self, nodes: int, like: Tensor) -> None:
+    def __init__(self, nodes: int, like: Float[Tensor, "..."]) -> None:
         self.worth = like.new_full((nodes + 1,), -math.inf)
         self.nothing = nodes
         self.worth.narrow(0, nodes, 1).zero_()
         self.left = torch.full((nodes + 1,), self.nothing, device=like.device)
         self.right = torch.full((nodes + 1,), self.nothing, device=like.device)
 
-    def put(self, nodes: Tensor, left: Tensor, right: Tensor, worth: Tensor) -> None:
+    def put(
+        self,
+        nodes: Int64[Tensor, "nodes"],
+        left: Int64[Tensor, "nodes"],
+        right: Int64[Tensor, "nodes"],
+        worth: Float[Tensor, "nodes"],
+    ) -> None:
         """The best edges of nodes that have none yet."""
         self.worth.index_copy_(0, nodes, worth)
         self.left.index_copy_(0, nodes, left)
         self.right.index_copy_(0, nodes, right)
 
     def skeletons(
-        self, tops: Tensor, lengths: Tensor, describe: Callable[[Tensor], tuple[Tensor, ...]]
+        self,
+        tops: Int64[Tensor, "sentences"],
+        lengths: Int64[Tensor, "sentences"],
+        describe: Callable[[Tensor], tuple[Tensor, ...]],
     ) -> list[Skeleton | None]:
-        """The trees below the top nodes [sentences], None where that is `nothing`.
+        """The trees below the top nodes, None where that is `nothing`.
 
-        `describe` gives the start, width and symbol of nodes. A tree over n words has 2n - 1 spans, so that the place
+        `describe` gives the start, width and symbol of nodes. A tree over n words has 2n - 1 spans, so that the index
         of every span in preorder follows from the widths of those before it: all trees are walked at once, and the
         host need not wait for any.
         """
@@ -155,35 +168,35 @@ class Decoder:
         return Worth(decoder or self.name, self.has_unary_rules)
 
     def trees(
-        self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors], lengths: Tensor
+        self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors], lengths: Int64[Tensor, "sentences"]
     ) -> list[Skeleton | None]:
         """The best tree of each sentence, None where there is none."""
         if self.name == FREE:
-            total = torch.stack([one.nodes for one in posteriors]).sum(0)
+            total = torch.stack([some.nodes for some in posteriors]).sum(0)
             found = free_recall(nodes, total, lengths, self.real, self.interminals)
             possible = (posteriors[0].log_z > -math.inf).tolist()
-            return [tree if one else None for tree, one in zip(found, possible, strict=True)]
+            return [tree if has_tree else None for tree, has_tree in zip(found, possible, strict=True)]
         if self.signed:
-            self.negative += sum(int((one.edges < -NEGLIGIBLE).sum()) for one in posteriors)
+            self.negative += sum(int((some.edges < -NEGLIGIBLE).sum()) for some in posteriors)
 
         def decode(decoder: str) -> list[Skeleton | None]:
-            worths = [self._worths(decoder, forest, nodes, one) for one in posteriors]
+            worths = [self._worths(decoder, forest, nodes, some) for some in posteriors]
             edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
             return trees_of(forest, nodes, best_trees(forest, edges, leaves), lengths)
 
         return self.or_recall(decode)
 
     def or_recall(self, decode: Callable[[str], list[Skeleton | None]]) -> list[Skeleton | None]:
-        """By the decoder; where rules below zero leave no tree, by labelled recall."""
+        """By the decoder; where negative posteriors leave no tree, by labelled recall."""
         found = decode(self.name)
         if not self.signed or self.name == RECALL or None not in found:
             return found
         recalled = decode(RECALL)
         self.recalled += found.count(None) - recalled.count(None)
-        return [one or other for one, other in zip(found, recalled, strict=True)]
+        return [tree or other for tree, other in zip(found, recalled, strict=True)]
 
     def _worths(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
-        """What each edge and each leaf is worth to a tree."""
+        """The worth of each edge and of each leaf."""
         worth, edges, parents = self.worth(decoder), known.edges, known.nodes[forest.parent]
         is_step = self.is_step[forest.rule]
         real = self.real[nodes.symbol[torch.where(is_step, forest.parent, 0)]]
@@ -191,8 +204,8 @@ class Decoder:
         return of_edges, worth.tag(known.nodes[forest.leaves])
 
 
-def best_trees(forest: Forest, edges: Tensor, leaves: Tensor) -> BestTrees:
-    """The best trees of a forest; `edges` and `leaves` say what each is worth. Of equal edges the first is chosen."""
+def best_trees(forest: Forest, edges: Float[Tensor, "edges"], leaves: Float[Tensor, "leaves"]) -> BestTrees:
+    """The best trees of a forest, given the worth of each edge and of each leaf. Of equal edges the first is chosen."""
     worth = edges.new_full((forest.nodes + 2,), -math.inf)
     worth.narrow(0, forest.nodes + 1, 1).zero_()  # the right child of unary rules
     worth.index_copy_(0, forest.leaves, leaves)
@@ -211,8 +224,8 @@ def best_trees(forest: Forest, edges: Tensor, leaves: Tensor) -> BestTrees:
     return best
 
 
-def chosen_trees(forest: Forest, chosen: Tensor, like: Tensor) -> BestTrees:
-    """The trees in which each node has the edge `chosen` [nodes + 2], -1 where it has none."""
+def chosen_trees(forest: Forest, chosen: Int64[Tensor, "nodes_and_2"], like: Float[Tensor, "..."]) -> BestTrees:
+    """The trees in which each node has the edge `chosen`, -1 where it has none."""
     best = BestTrees(forest.nodes + 2, like)
     has_edge, edges = chosen >= 0, chosen.clamp_min(0)
     for mine, column in ((best.left, forest.left), (best.right, forest.right)):
@@ -221,8 +234,10 @@ def chosen_trees(forest: Forest, chosen: Tensor, like: Tensor) -> BestTrees:
     return best
 
 
-def trees_of(forest: Forest, nodes: Nodes, best: BestTrees, lengths: Tensor) -> list[Skeleton | None]:
-    """The trees below the top nodes of a forest; the one child of each is the top of the span of its sentence."""
+def trees_of(
+    forest: Forest, nodes: Nodes, best: BestTrees, lengths: Int64[Tensor, "sentences"]
+) -> list[Skeleton | None]:
+    """The trees below the top nodes of a forest; the only child of each is the top of the span of all words."""
     if not len(nodes.symbol):
         return [None] * len(lengths)
     tops = torch.where(best.worth[forest.tops] > -math.inf, best.left[forest.tops], best.nothing)
@@ -234,16 +249,21 @@ def trees_of(forest: Forest, nodes: Nodes, best: BestTrees, lengths: Tensor) -> 
 
 
 def free_recall(
-    nodes: Nodes, posterior: Tensor, lengths: Tensor, real: Tensor, interminals: int
+    nodes: Nodes,
+    posterior: Float[Tensor, "at_least_nodes"],
+    lengths: Int64[Tensor, "sentences"],
+    real: Bool[Tensor, "symbols"],
+    interminals: int,
 ) -> list[Skeleton | None]:
     """argmax over all binary trees of sum of |mu(label, i, j)|, with the best label of each span, or none.
 
-    Symbols that binarisation made score 0; a span whose likeliest symbol is one of them gets no label.
+    Symbols that binarisation added are not `real`: they score 0, and a span whose likeliest symbol is one of them gets
+    no label.
     """
     batch, n = len(lengths), int(lengths.max())
     cell = (nodes.sentence * n + nodes.start) * n + nodes.width - 1  # [sentence, start, width]
     posterior = posterior[: len(cell)].abs()
-    unlabelled = int(real.long().argmin())  # a symbol that binarisation made, if there is one
+    unlabelled = int(real.long().argmin())  # a symbol that binarisation added, if there is one
 
     def likeliest(layer: Tensor) -> Tensor:
         """[batch, starts, widths]: symbols."""

@@ -1,16 +1,17 @@
-"""Whole charts -> trees: every rule that a grammar has for some sentences, at every split.
+"""Charts without pruning -> trees: every rule of a grammar, at every split.
 
 The posterior of a skeletal rule at a split is `anchored`, of a step from bottom to top
 
     sum over states of I(bottom b) C[a, b] O(top a) / Z
 
-What they are worth, and how trees are built, is the business of `decode.py`. There are far too many edges to list, so
-the best split of each rule and the best rule of each parent are found for all spans of a width at once.
+`decode.py` says what they are worth, and builds the trees. There are far too many edges to list, so the best split of
+each rule and the best rule of each parent are found for all spans of a width at once.
 
 Nodes are numbered by layer (bottom, top), cell and symbol, cells by width, start and sentence, as in the charts.
 """
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lvpcfg.chart.decode.decode import NEGLIGIBLE, BestTrees, Decoder, free_recall
@@ -28,7 +29,7 @@ CHUNK = 1 << 22  # numbers held at once
 
 
 class Exhaustive:
-    """Decodes whole charts of one grammar."""
+    """Decodes the charts of one grammar."""
 
     def __init__(self, grammar: Grammar, form: FastForm, decoder: str) -> None:
         self.decoder = Decoder(decoder, grammar, FineRules(grammar), grammar.signed)
@@ -52,7 +53,7 @@ class Exhaustive:
             chart = chart.seen_through(self.form.to(chart.word.dtype))  # its cells as children of rules
         found = self.decoder.or_recall(lambda decoder: SymbolChart(self, chart, outside, decoder).skeletons())
         possible = (chart.log_z > -torch.inf).tolist()
-        return [tree if one else None for tree, one in zip(found, possible, strict=True)]
+        return [tree if has_tree else None for tree, has_tree in zip(found, possible, strict=True)]
 
     def _free_recall(self, chart: Chart, outside: Outside) -> list[Skeleton | None]:
         first = chart.first_cells
@@ -69,19 +70,21 @@ class Exhaustive:
         lengths = lengths if chart.lengths is None else chart.lengths
         found = free_recall(nodes, torch.cat(layers).flatten(), lengths, self.decoder.real, self.inner)
         possible = (chart.log_z > -torch.inf).tolist()
-        return [tree if one else None for tree, one in zip(found, possible, strict=True)]
+        return [tree if has_tree else None for tree, has_tree in zip(found, possible, strict=True)]
 
-    def by_symbol(self, phrases: Tensor, words: Tensor) -> Tensor:
-        """[cells, states of phrases] and [words, states of tags], words being the first cells -> [cells, symbols]."""
+    def by_symbol(
+        self, phrases: Float[Tensor, "cells inner"], words: Float[Tensor, "words word_states"]
+    ) -> Float[Tensor, "cells symbols"]:
+        """Sums over the states of each symbol; words are the first cells."""
         tags = torch.nn.functional.pad(self.tags(words), (0, 0, 0, len(phrases) - len(words)))
         return torch.cat([self.phrases(phrases), tags], 1)
 
-    def phrases(self, values: Tensor) -> Tensor:
-        """[..., states of interminals] -> [..., interminals]"""
+    def phrases(self, values: Float[Tensor, "*cells inner"]) -> Float[Tensor, "*cells interminals"]:
+        """Sums over the states of each interminal."""
         return values if self.plain else values @ self.of_phrases.to(values.dtype)
 
-    def tags(self, values: Tensor) -> Tensor:
-        """[..., states of preterminals] -> [..., preterminals]"""
+    def tags(self, values: Float[Tensor, "*cells word_states"]) -> Float[Tensor, "*cells preterminals"]:
+        """Sums over the states of each preterminal."""
         return values if self.plain else values @ self.of_tags.to(values.dtype)
 
 
@@ -95,7 +98,7 @@ class SymbolChart:
         self.first = chart.first_cells
         self.tops = len(chart.top.cells) * grammar.symbols  # where the nodes of the top layer begin
         self.best = BestTrees(2 * self.tops + chart.batch, chart.word)
-        # What the best trees below the tops of spans are worth: of phrases, and of words as tags.
+        # The worth of the best trees below the tops of spans.
         self.spans = Spans.allocate(chart.word.new_empty, chart.length, chart.batch, grammar.inner)
         self._words()
         for width in range(2, chart.length + 1):
@@ -144,8 +147,12 @@ class SymbolChart:
         )
         self.best.put(nodes.flatten(), left.flatten(), right.flatten(), worth.flatten())
 
-    def _best_rules(self, width: int, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The worth of the best rule of each bottom symbol, and the nodes of its children, [cells, interminals] each.
+    def _best_rules(
+        self, width: int, parents: Float[Tensor, "cells interminals"]
+    ) -> tuple[
+        Float[Tensor, "cells interminals"], Int64[Tensor, "cells interminals"], Int64[Tensor, "cells interminals"]
+    ]:
+        """The worth of the best rule of each bottom symbol, and the nodes of its children.
 
         `parents` are the posteriors of the bottom symbols.
         """
@@ -186,14 +193,14 @@ class SymbolChart:
         """The worth of the children of rules, [rules, cells, splits]."""
         inner, child_types = self.grammar.inner, block.child_types
         if child_types == PHRASES:
-            one, two = self.spans.children(width, self.form.narrowest)
-            return select(one, left.unsqueeze(1), 2).add_(select(two, right.unsqueeze(1), 2)).squeeze(-1)
+            lefts, rights = self.spans.children(width, self.form.narrowest)
+            return select(lefts, left.unsqueeze(1), 2).add_(select(rights, right.unsqueeze(1), 2)).squeeze(-1)
         first, last = (self.chart.window(self.word, width, side, 0) for side in (WORD_FIRST, WORD_LAST))
-        one = self.spans.rest(width, WORD_LAST) if child_types == WORD_LAST else first
-        two = self.spans.rest(width, WORD_FIRST) if child_types == WORD_FIRST else last
+        lefts = self.spans.rest(width, WORD_LAST) if child_types == WORD_LAST else first
+        rights = self.spans.rest(width, WORD_FIRST) if child_types == WORD_FIRST else last
         left = left if child_types == WORD_LAST else left - inner
         right = right if child_types == WORD_FIRST else right - inner
-        return select(one, left.unsqueeze(1)) + select(two, right.unsqueeze(1))
+        return select(lefts, left.unsqueeze(1)) + select(rights, right.unsqueeze(1))
 
     def _best_split(self, block: Block | DenseBlock, width: int, worth: Tensor) -> tuple[Tensor, Tensor]:
         """[rules, cells, splits] -> the worth of the best split, and the width of its left child, [rules, cells]."""
@@ -206,15 +213,16 @@ class SymbolChart:
     def _steps(
         self, below: Tensor, closure: Tensor, above: Tensor, top: Tensor, bottom: Tensor, cell: Tensor, symbol: int
     ) -> Tensor:
-        """Finds the best step to each top symbol from the bottom symbols, which begin with number `symbol`.
+        """Finds the best step to each top symbol from the bottom symbols, of which `symbol` is the first.
 
         `below` and `above` are inside and outside scores of states, `top` the posteriors of the symbols above, `bottom`
-        what the best trees below are worth. Returns what those with the step are worth, [cells, interminals].
+        the worth of the best trees below. Returns the worth of the best trees with the step, [cells, interminals].
         """
         grammar, member = self.grammar, self.grammar.tags if symbol else self.grammar.phrases
         parts = []
-        for one, two in zip(*(x.split(max(1, CHUNK // closure.numel())) for x in (below, above)), strict=True):
-            joint = grammar.phrases(one.unsqueeze(2) * closure * two.unsqueeze(1))  # [cells, states, symbols above]
+        for inside, outside in zip(*(x.split(max(1, CHUNK // closure.numel())) for x in (below, above)), strict=True):
+            # [cells, states, symbols above]
+            joint = grammar.phrases(inside.unsqueeze(2) * closure * outside.unsqueeze(1))
             parts.append(joint if grammar.plain else member(joint.transpose(1, 2)).transpose(1, 2))
         worth = self.worth.step(torch.cat(parts), top.unsqueeze(1), self.real[: grammar.inner])
         worth, source = (bottom.unsqueeze(2) + worth).max(1)

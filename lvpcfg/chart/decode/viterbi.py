@@ -1,6 +1,7 @@
 """Viterbi: the best derivation of each sentence, by a textbook chart in the max semiring."""
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Skeleton
@@ -11,12 +12,11 @@ from lvpcfg.chart.semirings import Max, require_nonnegative, safe_log
 
 
 def best_derivations(
-    form: FastForm, leaf: Tensor, lengths: Tensor | None = None
-) -> tuple[list[Skeleton | None], Tensor]:
-    """The best derivations, their nodes labelled with states, and their log-probabilities, [batch].
+    form: FastForm, leaf: Float[Tensor, "length batch word_states"], lengths: Int[Tensor, "batch"] | None = None
+) -> tuple[list[Skeleton | None], Float[Tensor, "batch"]]:
+    """The best derivations, their nodes labelled with states, and their log-probabilities.
 
-    `leaf`, [length, batch, preterminal states], and the form are in ordinary numbers. A sentence without derivations
-    has None and -inf.
+    `leaf` and the form are in ordinary numbers. A sentence without derivations has None and -inf.
     """
     require_nonnegative((*form.tensors, leaf), "Viterbi")
     with torch.no_grad():

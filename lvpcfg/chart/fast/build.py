@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import singledispatch
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
@@ -30,7 +31,7 @@ def form(grammar: Grammar, fixed: bool = False) -> TensorForm | CPForm:
 
 @singledispatch
 def form_of(binary: BinaryRules, grammar: Grammar, fixed: bool) -> TensorForm | CPForm:
-    """The form of rules as `for_charts` gives them. A representation with a form of its own registers it here."""
+    """The form of rules as `for_charts` gives them. A new form of charts is registered here."""
     raise TypeError(f"charts have no form for binary rules as {type(binary).__name__}: see `BinaryRules.for_charts`")
 
 
@@ -58,7 +59,7 @@ def tensor_form(grammar: Grammar) -> TensorForm:
     past = torch.where(is_inner, interminals, int(m[inner:].sum()))
     begin, beyond = tensors.starts.cpu(), len(tensors.values)
 
-    def states(symbols: Tensor, size: int) -> Tensor:  # [symbols, size]
+    def states(symbols: Int[Tensor, "symbols"], size: int) -> Int[Tensor, "symbols {size}"]:
         number = torch.arange(size)
         inside = number < m[symbols].unsqueeze(1)
         return torch.where(inside, first[symbols].unsqueeze(1) + number, past[symbols].unsqueeze(1)).to(device)
@@ -110,14 +111,16 @@ def with_parameters(form: AnyForm, grammar: Grammar) -> AnyForm:
     return replace(form, root=grammar.root, closure=closure, promotion=promotion).with_binary(grammar.binary)
 
 
-def _rounded(m: Tensor) -> Tensor:
+def _rounded(m: Int[Tensor, "symbols"]) -> Int[Tensor, "symbols"]:
     """Up to the next of SIZES, if there is one."""
     sizes = torch.tensor(SIZES)
     return torch.where(m <= sizes[-1], sizes[torch.searchsorted(sizes, m).clamp_max(len(sizes) - 1)], m)
 
 
-def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Bottom -> top layer, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
+def unary_closure(
+    grammar: Grammar,
+) -> tuple[Float[Tensor, "inner inner"], Float[Tensor, "word_states inner"]] | tuple[None, None]:
+    """From the bottom layer to the top, (I - R)^{-1}, and from the states of a word: transposed, as cells are rows."""
     if not len(grammar.unary_rules):
         return None, None
     chains = grammar.unary_matrix()  # [interminals, states]
@@ -130,11 +133,10 @@ def unary_closure(grammar: Grammar) -> tuple[Tensor, Tensor] | tuple[None, None]
     return closure.T, (closure @ words).T
 
 
-def _without_rounding(closure: Tensor, steps: Tensor) -> Tensor:
-    """The inverse has rounding errors where no rules lead, and below zero: exact zeros there.
-
-    `steps` is R, [interminals, interminals].
-    """
+def _without_rounding(
+    closure: Float[Tensor, "inner inner"], steps: Float[Tensor, "inner inner"]
+) -> Float[Tensor, "inner inner"]:
+    """The inverse has rounding errors where no rules lead, and below zero: exact zeros there. `steps` is R."""
     reach = torch.eye(len(steps), dtype=steps.dtype, device=steps.device) + (steps != 0)
     for _ in range(len(steps).bit_length()):
         reach = (reach @ reach).clamp_max_(1)
@@ -142,8 +144,8 @@ def _without_rounding(closure: Tensor, steps: Tensor) -> Tensor:
     return torch.where((steps < 0).any(), closure, closure.clamp_min(0))
 
 
-def dense_form(root: Tensor, rules: Tensor) -> DenseForm:
-    """One rule tensor [interminals, states, states] over all states, as in a grammar without zeros."""
+def dense_form(root: Float[Tensor, "states"], rules: Float[Tensor, "inner states states"]) -> DenseForm:
+    """One rule tensor over all states, as of a grammar without zeros."""
     inner = len(rules)
     only_rule = torch.zeros(1, dtype=torch.int64, device=rules.device)
     blocks = tuple(
@@ -154,9 +156,14 @@ def dense_form(root: Tensor, rules: Tensor) -> DenseForm:
 
 
 def cp_form(
-    root: Tensor, u: Tensor, v: Tensor, w: Tensor, source: Grammar | None = None, sort_terms: bool = False
+    root: Float[Tensor, "states"],
+    u: Float[Tensor, "rank inner"],
+    v: Float[Tensor, "rank states"],
+    w: Float[Tensor, "rank states"],
+    source: Grammar | None = None,
+    sort_terms: bool = False,
 ) -> CPForm:
-    """One CP form of a whole grammar: u [rank, interminals], v and w [rank, states].
+    """One CP form of all rules.
 
     Where the factors stay as they are, their terms can be sorted by their children: charts then leave out what the
     zeros of v and w make impossible, and have no derivative by those zeros.

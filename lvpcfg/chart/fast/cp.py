@@ -1,4 +1,4 @@
-"""One CP form of a whole grammar in charts (Cohen, Satta & Collins 2013): T = sum_rho u_rho v_rho w_rho.
+"""One CP form of all rules in charts (Cohen, Satta & Collins 2013): T = sum_rho u_rho v_rho w_rho.
 
 project   V alpha and W alpha, once for each cell
 combine   sum over the splits k of V alpha(i,k) * W alpha(k+1,j), lane by lane
@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, AddProduct
@@ -21,7 +22,7 @@ from lvpcfg.grammar.whole_cp import WholeCP
 
 @dataclass(frozen=True, eq=False)
 class CPForm(Form):
-    """weights: U [rank, interminals], then V beside W, over interminals [states, 2 rank] and over preterminals.
+    """weights: U [rank, interminals]; V and behind it W, over interminals [states, 2 rank]; the same over preterminals.
 
     `term_counts` counts the terms for any children, for a phrase and a word, for a word and a phrase, and for two
     words, in this order. The latter three cost less (`SortedCPForm`).
@@ -48,8 +49,8 @@ class CPForm(Form):
 
             V alpha(i,j) = V U^T sum_k (V alpha(i,k) * W alpha(k+1,j))   and the same for W
 
-        (Cohen, Satta & Collins 2013, section 4.) The products of the factors, and of unary rules with them, are made
-        once, so that all that is left of U is what the sentence ends in.
+        (Cohen, Satta & Collins 2013, section 4.) The products of the factors, and of unary rules with them,
+        are computed once. U itself is then needed for the cell of the sentence alone.
         """
         u, inner, outer = self.weights
         rank, states = u.shape
@@ -118,25 +119,32 @@ class CPForm(Form):
 
     @property
     def rest_lanes(self) -> tuple[int, ...]:
-        """Numbers of lanes that `project` finds for spans beside a word, apart from those for splits."""
+        """Numbers of lanes that `project` computes for spans next to a word, apart from those for splits."""
         return ()
 
     @property
     def lifted_terms(self) -> int:
         return self.weights[0].shape[-2]
 
-    def join(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
-        """What the terms bring to cells, together."""
+    def join(
+        self, parts: Sequence[Float[Tensor, "cells _"]], out: Float[Tensor, "cells terms"]
+    ) -> Float[Tensor, "cells terms"]:
+        """What all terms add to cells."""
         return out.copy_(parts[0])
 
-    def lift(self, combined: Tensor, out: Tensor) -> None:
+    def lift(self, combined: Float[Tensor, "cells terms"], out: Float[Tensor, "cells inner"]) -> None:
         torch.mm(combined, self.weights[0], out=out)
 
-    def project(self, top: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """By V as a left child and by W as a right child, [2, cells, rank]."""
+    def project(
+        self, top: Float[Tensor, "cells inner"]
+    ) -> tuple[Float[Tensor, "2 cells lanes"], list[Float[Tensor, "cells _"]]]:
+        """By V as a left child and by W as a right child."""
         return _halves(torch.mm(top, self.weights[1])), []
 
-    def words(self, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+    def words(
+        self, word: Float[Tensor, "words word_states"], top: Float[Tensor, "words inner"]
+    ) -> tuple[Float[Tensor, "2 words lanes"] | None, list[Float[Tensor, "words _"]]]:
+        """The lanes of single words."""
         lanes = _halves(torch.mm(word, self.weights[2]))
         return lanes if self.closure is None else lanes + self.project(top)[0], []
 
@@ -147,14 +155,16 @@ class CPForm(Form):
         return cells
 
 
-def weights_of(u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, and V beside W over interminals and over preterminals, each [states, 2 rank]."""
+def weights_of(
+    u: Float[Tensor, "rank inner"], v: Float[Tensor, "rank states"], w: Float[Tensor, "rank states"]
+) -> tuple[Float[Tensor, "rank inner"], Float[Tensor, "inner columns"], Float[Tensor, "word_states columns"]]:
+    """U, and the columns of V and then of W, 2 rank in all, over interminals and over preterminals."""
     sizes = [u.shape[1], v.shape[1] - u.shape[1]]
     phrases, tags = (torch.cat(half).T for half in zip(v.split(sizes, 1), w.split(sizes, 1), strict=True))
     return u, phrases, tags
 
 
-def _halves(lanes: Tensor) -> Tensor:
+def _halves(lanes: Float[Tensor, "cells both"]) -> Float[Tensor, "2 cells rank"]:
     """[cells, 2 rank] -> [2, cells, rank]"""
     return lanes.unflatten(-1, (2, -1)).movedim(-2, -3)
 

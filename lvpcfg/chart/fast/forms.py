@@ -4,7 +4,7 @@ For all spans of one width at once (cells = spans x sentences, as one dimension)
 
     words     what rules become when they are contracted with a word for one of their children
     project   a finished cell -> the lanes under which it serves as a left and as a right child
-    terms     left and right lanes -> what each block of rules brings to the parent, combined over the splits
+    terms     left and right lanes -> what each block of rules adds to the parent, combined over the splits
     lift      the sum of the terms -> parent cell
     anchored  the posterior of each skeletal rule at each split (of the blocks of `TensorForm`)
 
@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import ClassVar, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, Block, DenseBlock
@@ -32,11 +33,11 @@ from lvpcfg.grammar.rules import BinaryRules
 class Form:
     """What all forms have."""
 
-    root: Tensor  # [states]
-    closure: Tensor | None  # [interminal states (bottom), the same (top)]: no, one or more unary rules
-    promotion: Tensor | None  # [preterminal states, interminal states]: one or more unary rules over a word
-    weights: tuple[Tensor, ...]
-    interminals: int  # number of their states
+    root: Float[Tensor, "states"]
+    closure: Float[Tensor, "inner inner"] | None  # from bottom to top states: no, one or more unary rules
+    promotion: Float[Tensor, "word_states inner"] | None  # one or more unary rules over a word
+    weights: tuple[Float[Tensor, "..."], ...]
+    interminals: int  # number of their states, `inner`
 
     @property
     def unary(self) -> tuple[Tensor, ...]:
@@ -85,11 +86,11 @@ class Form:
         return self
 
     def joined(self, weights: list[Tensor | None]) -> list[Tensor | None]:
-        """From the gradients of the weights of the prepared form to those of the tensors."""
+        """From the gradients of the weights of the prepared form to those of the tensors it was prepared from."""
         return weights
 
     def shares(self, combined: Tensor, terms: Sequence[int]) -> Sequence[Tensor]:
-        """The gradients of the terms from that of what they come to together."""
+        """The gradient of each term from that of their sum."""
         return [combined] * len(terms)
 
 
@@ -127,12 +128,12 @@ class TensorForm(Form):
         return 2 if self.closure is None else 1
 
     def terms(self, width: int) -> list[int]:
-        """The blocks that make spans of this width."""
+        """The blocks whose rules have spans of this width as parents."""
         return self._terms[min(width, len(self._terms) - 1)]
 
     @cached_property
     def _terms(self) -> list[list[int]]:
-        """For spans of each width, up to the narrowest that all blocks but those for two words make."""
+        """By width, up to the first from which on it is the same for all widths."""
         least = {WORD_FIRST: 1 + self.narrowest, WORD_LAST: 1 + self.narrowest, PHRASES: 2 * self.narrowest}
         numbered = [*enumerate(block.child_types for block in self.blocks)]
         return [
@@ -161,17 +162,19 @@ class TensorForm(Form):
             for block in blocks
         )
 
-    def project(self, top: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The same on both sides, [1, cells, states]."""
+    def project(self, top: Float[Tensor, "cells inner"]) -> tuple[Float[Tensor, "1 cells lanes"], list[Tensor]]:
+        """The states, which serve on both sides."""
         return self.pad(top).unsqueeze(-3), []
 
-    def words(self, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+    def words(
+        self, word: Float[Tensor, "words word_states"], top: Float[Tensor, "words inner"]
+    ) -> tuple[Float[Tensor, "1 words lanes"] | None, list[Float[Tensor, "..."]]]:
         """The lanes of single words, and the matrices that they make of the rules."""
         padded = self.pad(word)
         matrices = [self.blocks[term].matrices(padded, self.weights[term]) for term in self._with_matrices]
         return None if self.closure is None else self.project(top)[0], matrices
 
-    def pad(self, cells: Tensor) -> Tensor:
+    def pad(self, cells: Float[Tensor, "*cells states"]) -> Float[Tensor, "*cells padded"]:
         return torch.nn.functional.pad(cells, (0, 1)) if self.padded else cells
 
 
@@ -179,7 +182,7 @@ class TensorForm(Form):
 class DenseForm(TensorForm):
     """The weights are parts of one tensor, and so are their gradients: it is large, and copies of it cost time."""
 
-    rules: Tensor  # [interminals, states, states]
+    rules: Float[Tensor, "inner states states"]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -194,7 +197,7 @@ class DenseForm(TensorForm):
         return self.blocks[0].shape[1]
 
     def prepared(self) -> "DenseForm":
-        """Numbers of states that are no multiple of 8 make products slow: phrases get states that are always 0."""
+        """With states of phrases that are always 0: products are slow where their number is no multiple of 8."""
         phrases, word_last, word_first, words = self.weights
         block, *blocks = self.blocks
         size = -(-self.interminals // 8) * 8
@@ -218,7 +221,7 @@ class DenseForm(TensorForm):
         return [rules]
 
 
-def by_child_types(rules: Tensor, interminals: int) -> list[Tensor]:
-    """[x, y, z], children being: two phrases; a phrase and a word; a word and a phrase; two words."""
+def by_child_types(rules: Float[Tensor, "inner states states"], interminals: int) -> list[Float[Tensor, "inner _ _"]]:
+    """The rules for two phrases; a phrase and a word; a word and a phrase; two words."""
     sizes = [interminals, rules.shape[-1] - interminals]
     return [part for half in rules.split(sizes, -2) for part in half.split(sizes, -1)]

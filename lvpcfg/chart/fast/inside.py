@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
@@ -30,11 +31,12 @@ LARGE = 1 << 24  # numbers
 class Spans:
     """Numbers for every span, by (start, sentence) and by (end, sentence).
 
-    Its views of one width have cells = (start, sentence) as their first dimension. Each is made in one operation,
-    since the number of operations is what small charts take their time for.
+    Its views of one width have cells = (start, sentence) as their first dimension. Each view takes one operation, since
+    it is the number of operations that small charts spend their time on.
     """
 
-    sides: Tensor  # [2, starts * batch, widths, lanes], and [.., ends * batch, widths counted down, lanes]
+    # The first side is [starts * batch, widths, lanes], the second [ends * batch, widths counted down, lanes].
+    sides: Float[Tensor, "2 rows widths lanes"]
     batch: int
 
     @staticmethod
@@ -50,22 +52,24 @@ class Spans:
         return self.sides.stride()
 
     @property
-    def left(self) -> Tensor:
-        """[starts * batch, widths, lanes]"""
+    def left(self) -> Float[Tensor, "rows widths lanes"]:
+        """By start, [starts * batch, widths, lanes]."""
         return self.sides.select(0, 0)
 
     @property
-    def right(self) -> Tensor:
-        """[ends * batch, widths counted down, lanes]"""
+    def right(self) -> Float[Tensor, "rows widths lanes"]:
+        """By end, [ends * batch, widths counted down, lanes]."""
         return self.sides.select(0, 1)
 
-    def children(self, width: int, least: int) -> tuple[Tensor, Tensor]:
-        """Left and right children of all splits into parts of `least` words or more, [cells, splits, lanes]."""
+    def children(
+        self, width: int, least: int
+    ) -> tuple[Float[Tensor, "cells splits lanes"], Float[Tensor, "cells splits lanes"]]:
+        """Left and right children of all splits into parts of `least` words or more."""
         splits = width - 2 * least + 1
         return self._side(width, 0, least - 1, splits), self._side(width, 1, self.length - width + least, splits)
 
-    def of_width(self, width: int, lanes: int | None = None) -> Tensor:
-        """Spans as left and as right children of others, [2, cells, lanes]; all lanes or the first."""
+    def of_width(self, width: int, lanes: int | None = None) -> Float[Tensor, "2 cells lanes"]:
+        """Spans as left and as right children of others; all lanes, or as many of the first."""
         _, rows, _, all_lanes = self.sides.shape
         side, row, column, lane = self._strides
         lanes = all_lanes if lanes is None else lanes
@@ -73,37 +77,37 @@ class Spans:
         left, right = (width - 1) * column, side + first * row + (self.length - width) * column
         return self.sides.as_strided((2, rows - first, lanes), (right - left, row, lane), left)
 
-    def by_word(self, width: int, side: str) -> Tensor:
-        """The spans by their first word (WORD_FIRST) or their last (WORD_LAST), [cells, lanes]."""
+    def by_word(self, width: int, side: str) -> Float[Tensor, "cells lanes"]:
+        """The spans by their first word (WORD_FIRST) or their last (WORD_LAST)."""
         if side == WORD_FIRST:
             return self._side(width, 0, width - 1)
         return self._side(width, 1, self.length - width)
 
-    def rest(self, width: int, side: str, lanes: int | None = None) -> Tensor:
-        """What is left of the spans without their first word (WORD_FIRST) or their last, [cells, lanes]."""
+    def rest(self, width: int, side: str, lanes: int | None = None) -> Float[Tensor, "cells lanes"]:
+        """What is left of the spans without their first word (WORD_FIRST) or their last."""
         if side == WORD_FIRST:
             return self._side(width, 1, self.length - width + 1, lanes=lanes)
         return self._side(width, 0, width - 2, lanes=lanes)
 
-    def _side(self, width: int, which: int, place: int, columns: int | None = None, lanes: int | None = None) -> Tensor:
-        """One or more columns of the rows where spans of a width start (0) or end (1), [cells, (columns,) lanes]."""
+    def _side(self, width: int, which: int, begin: int, columns: int | None = None, lanes: int | None = None) -> Tensor:
+        """Columns from `begin` on of rows where spans of a width start (0) or end (1), [cells, (columns,) lanes]."""
         _, rows, _, all_lanes = self.sides.shape
         side, row, column, lane = self._strides
         lanes = all_lanes if lanes is None else lanes
         first = (width - 1) * self.batch  # the row where the first span ends
-        offset = place * column + which * (side + first * row)
+        offset = begin * column + which * (side + first * row)
         if columns is None:
             return self.sides.as_strided((rows - first, lanes), (row, lane), offset)
         return self.sides.as_strided((rows - first, columns, lanes), (row, column, lane), offset)
 
-    def all_by_word(self, side: str) -> Tensor:
-        """Spans of two words or more, by their first word (WORD_FIRST) or their last, [words, widths, lanes]."""
+    def all_by_word(self, side: str) -> Float[Tensor, "words widths lanes"]:
+        """Spans of two words or more, by their first word (WORD_FIRST) or their last."""
         words, widths = self.sides.shape[1] - self.batch, self.length - 1
         if side == WORD_FIRST:
             return self.left.narrow(0, 0, words).narrow(1, 1, widths)
         return self.right.narrow(0, self.batch, words).narrow(1, 0, widths)
 
-    def all_rests(self, side: str) -> Tensor:
+    def all_rests(self, side: str) -> Float[Tensor, "words widths lanes"]:
         """The same spans without that word."""
         words, widths = self.sides.shape[1] - self.batch, self.length - 1
         if side == WORD_FIRST:
@@ -112,7 +116,7 @@ class Spans:
 
 
 class Layer:
-    """Numbers for the cells of a chart, [cells, lanes] in one tensor; those of each width as views of it."""
+    """Numbers for the cells of a chart: `cells` [cells, lanes] of all widths, and `widths`, views of it by width."""
 
     def __init__(self, like: Tensor, sizes: Sequence[int], lanes: int) -> None:
         self.cells = like.new_empty((sum(sizes), lanes))
@@ -137,7 +141,7 @@ class Layer:
 class Chart:
     """The inside chart of a batch; the rows of a width are its cells, ordered by (start, sentence).
 
-    `leaf` is [length, batch, preterminal states]. Derivatives are those of `Outside`: torch keeps no account of them
+    `lengths` is given where some sentences are shorter. `Outside` computes the derivatives; torch does not record them
     (inference mode), so that operations take less time.
     """
 
@@ -145,8 +149,8 @@ class Chart:
     def __init__(
         self,
         form: FastForm,
-        leaf: Tensor,
-        lengths: Tensor | None = None,  # [batch], where some are shorter
+        leaf: Float[Tensor, "length batch word_states"],
+        lengths: Int[Tensor, "batch"] | None = None,
         allowed: Allowed | None = None,
     ) -> None:
         form = form.prepared()
@@ -172,15 +176,15 @@ class Chart:
             self.top = self.layer(leaf, form.interminals)
         if form.projects:
             self.combined = self.layer(leaf, form.lifted_terms, 2)  # for each width from 2, what is lifted to states
-        self.rests = [self.layer(leaf, lanes) for lanes in form.rest_lanes]  # lanes of spans beside a word
+        self.rests = [self.layer(leaf, lanes) for lanes in form.rest_lanes]  # lanes of spans next to a word
 
     def layer(self, like: Tensor, lanes: int, narrowest: int = 1) -> Layer:
         sizes = [(self.length - width + 1) * self.batch for width in range(narrowest, self.length + 1)]
         return Layer(like, sizes, lanes)
 
     @cached_property
-    def first_cells(self) -> Tensor:
-        """[widths + 1]: where the cells of each width begin in a layer, and where the last ones end."""
+    def first_cells(self) -> Int[Tensor, "ends"]:
+        """The number of the first cell of each width in a layer, and the number of all cells."""
         narrower = torch.arange(self.length + 1, device=self.word.device)
         return self.batch * (narrower * (2 * self.length + 1 - narrower) // 2)
 
@@ -192,7 +196,7 @@ class Chart:
         return self._matrices
 
     def forget(self) -> None:
-        """Where the matrices of words are large, they are made again when they are needed again."""
+        """Frees the matrices of words where they are large; they are computed again when they are needed."""
         if self.form.matrix_size * len(self.word_top) > LARGE:
             self._matrices = None
             self._operands.clear()
@@ -200,7 +204,7 @@ class Chart:
     def _read_words(self, leaf: Tensor) -> None:
         """Width 1: words as children of binary rules, and under unary rules."""
         form = self.form
-        # How much larger the cells are now than when they were made, and with them what they lost to underflow.
+        # By how much the cells were scaled up after they were computed, and with them what they lost to underflow.
         self.raised = leaf.new_ones(len(self.bottom.cells), 1)
         self.potential = potentials.of_words(leaf)
         self.word = leaf.flatten(0, 1) * potentials.scales(self.potential, 1)
@@ -258,7 +262,7 @@ class Chart:
         return self.window(first, 2, WORD_FIRST, -2), self.window(last, 2, WORD_LAST, -2)
 
     def _settle(self, width: int) -> None:
-        """Scales all that is finished by what the spans of this width show."""
+        """Scales all that is finished by potentials that are estimated from the spans of this width."""
         spans = self.bottom[width - 1].unflatten(0, (-1, self.batch))
         potential = potentials.of_spans(spans, width, self.length)
         self.potential += potential
@@ -281,14 +285,14 @@ class Chart:
             matrices.mul_(scales[0] if self.form.projects else scales[0].unsqueeze(-1))
         self._operands.clear()
 
-    def apply(self, term: int, width: int) -> Tensor:
-        """What a term brings to the cells of a width."""
+    def apply(self, term: int, width: int) -> Float[Tensor, "cells lanes"]:
+        """What a term adds to the cells of a width."""
         block, operands, weights = self.form.blocks[term], self.operands(term, width), self.form.weights[term]
         if isinstance(block, DenseBlock) and not block.has_matrices:
             return block.apply(*operands, weights, self.workspace(block, width))
         return block.apply(*operands, weights)
 
-    def workspace(self, block: DenseBlock, width: int) -> Tensor:
+    def workspace(self, block: DenseBlock, width: int) -> Float[Tensor, "cells pairs"]:
         """For products of children of the spans of a width: the same for all widths, since new memory takes time."""
         rows, lanes = (self.length - width + 1) * self.batch, block.shape[1] * block.shape[2]
         if self._workspace is None or self._workspace.numel() < rows * lanes:
@@ -309,12 +313,12 @@ class Chart:
         self.log_z = total.double().abs().log() + potentials.LOG2 * potential.double()
         self.sign = total.sign()
 
-    def total(self) -> Tensor:
-        """Z of each sentence, [batch], as scaled as the cells are."""
+    def total(self) -> Float[Tensor, "batch"]:
+        """Z of each sentence, scaled as the cells are."""
         return torch.mv(self.final, self.form.root)
 
-    def keep(self, cells: Tensor, layer: str, width: int, words: bool = False) -> None:
-        """Only the states that are allowed, or their gradients; in place."""
+    def keep(self, cells: Float[Tensor, "cells _"], layer: str, width: int, words: bool = False) -> None:
+        """Sets the states that are not allowed, or their gradients, to zero."""
         if self.allowed is None:
             return
         mask: Tensor = getattr(self.allowed, layer)
@@ -322,7 +326,7 @@ class Chart:
         cells.mul_(rows.narrow(-1, self.form.interminals if words else 0, cells.shape[-1]))
 
     def near_underflow(self) -> bool:
-        """Whether the product of the smallest weight and the smallest states is as small as numbers get, or smaller."""
+        """Whether the smallest weight times the smallest states is below what floats hold with full precision."""
         tiny = torch.finfo(self.word.dtype).tiny
         state = float(torch.minimum(_least(self.bottom.cells / self.raised), _least(self.word)))
         if state**4 > tiny:  # then a weight would have to be smaller than two states together
@@ -331,7 +335,7 @@ class Chart:
         return state**2 * min([1.0, *weights]) < tiny
 
     def seen_through(self, form: TensorForm) -> "Chart":
-        """The same cells as children of the rules of another form over the same states."""
+        """The same cells as the children of rules of another form over the same states."""
         chart = copy(self)
         chart.form = form
         chart.spans = Spans.allocate(self.word.new_empty, self.length, self.batch, form.lanes)
@@ -342,8 +346,8 @@ class Chart:
 
     def word_and_rest(
         self, term: int, width: int, words: Sequence[Tensor], rests: Sequence[Layer]
-    ) -> tuple[Tensor, Tensor]:
-        """The lanes of a word at one end of the spans of a width, and of the rest of them, [cells, lanes] each."""
+    ) -> tuple[Float[Tensor, "cells lanes"], Float[Tensor, "cells lanes"]]:
+        """The lanes of a word at one end of the spans of a width, and of the rest of them."""
         side, number = self.form.blocks[term].child_types, self.form.matrices_of(term)
         word = self.window(words[number], width, side, -2)
         return word, rests[number][width - 2].narrow(0, 0 if side == WORD_LAST else self.batch, len(word))

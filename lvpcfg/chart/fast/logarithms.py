@@ -6,6 +6,7 @@ They have what the rest of the engine asks of `Chart` and `Outside`: log Z, its 
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
@@ -19,7 +20,11 @@ class LogChart:
     """log Z of sentences under a form with no number below zero; arguments are those of `Chart`."""
 
     def __init__(
-        self, form: FastForm, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
+        self,
+        form: FastForm,
+        leaf: Float[Tensor, "length batch word_states"],
+        lengths: Int[Tensor, "batch"] | None = None,
+        allowed: Allowed | None = None,
     ) -> None:
         self.form, self.leaf, self.lengths, self.allowed = form, leaf, lengths, allowed
         with torch.no_grad():
@@ -40,8 +45,10 @@ class LogChart:
         )
         return Weights(top, bottom)
 
-    def gradients(self, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The derivative of log Z, weighted by `gradient` [batch], by the words and by the tensors of the form.
+    def gradients(
+        self, gradient: Float[Tensor, "batch"]
+    ) -> tuple[Float[Tensor, "length batch word_states"], list[Tensor]]:
+        """The derivative of log Z, weighted by `gradient`, by the words and by the tensors of the form.
 
         By entries that are zero it is 0.
         """
@@ -52,14 +59,15 @@ class LogChart:
             leaf, *tensors = torch.autograd.grad(total, inputs, materialize_grads=True)
         return leaf, tensors
 
-    def posteriors(self) -> tuple[Tensor, Tensor]:
-        """Of the top and the bottom states of spans, each [batch, i, j, states]."""
+    def posteriors(self) -> tuple[Float[Tensor, "batch i j states"], Float[Tensor, "batch i j states"]]:
+        """Of the top and of the bottom states of spans."""
         n, batch = self.leaf.shape[:2]
         known, shape = self._weights(), (1, batch, n, n, len(self.form.root))
         ones = [self.leaf.new_zeros(shape).requires_grad_() for _ in range(2)]  # logarithms
         with torch.enable_grad():
             top, bottom = (
-                one if mask is None else one + mask for one, mask in zip(ones, (known.top, known.bottom), strict=True)
+                weight if mask is None else weight + mask
+                for weight, mask in zip(ones, (known.top, known.bottom), strict=True)
             )
             log_z = self._total(self.form.tensors, self.leaf, Weights(top, bottom))
             of_top, of_bottom = torch.autograd.grad(torch.where(log_z > -torch.inf, log_z, 0).sum(), ones)
@@ -69,12 +77,12 @@ class LogChart:
 class LogOutside:
     """The derivative of log Z, weighted by a number for each sentence; attributes are those of `Outside`."""
 
-    def __init__(self, chart: LogChart, gradient: Tensor, parameters: bool = False) -> None:
+    def __init__(self, chart: LogChart, gradient: Float[Tensor, "batch"], parameters: bool = False) -> None:
         self.leaf, tensors = chart.gradients(gradient)
         self.tensors: list[Tensor | None] = [*tensors] if parameters else [None] * len(tensors)
 
 
-def _by_span(mask: Tensor) -> Tensor:
+def _by_span(mask: Bool[Tensor, "n batch n states"]) -> Bool[Tensor, "batch n n states"]:
     """[starts, batch, widths, states] -> [batch, i, j, states], j being the last word of a span."""
     n = len(mask)
     start = torch.arange(n, device=mask.device)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
@@ -18,30 +19,35 @@ from lvpcfg.grammar.grammar import Grammar
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """What is expected of each span (i, j), first and last word included; zero where j < i.
+    """Posteriors of the states of each span (i, j), first and last word included; zero where j < i.
 
-    With unary rules every span has a top state, which its parent sees, and a bottom state, which binary rules or
-    a word made; without them the two are one.
+    With unary rules every span has a top state, which its parent sees, and a bottom state, below which is a binary rule
+    or a word; without them the two are the same.
     """
 
-    log_z: Tensor  # [batch], float64: log |Z|
-    sign: Tensor  # [batch]: of Z
-    top: Tensor  # [batch, i, j, states]
-    bottom: Tensor  # [batch, i, j, states]
+    log_z: Float64[Tensor, "batch"]  # log |Z|
+    sign: Float[Tensor, "batch"]  # of Z
+    top: Float[Tensor, "batch i j states"]
+    bottom: Float[Tensor, "batch i j states"]
 
-    def by_symbol(self, grammar: Grammar, layer: str = "top") -> Tensor:
-        """[batch, i, j, symbols]: posteriors of symbols, whatever their states."""
+    def by_symbol(self, grammar: Grammar, layer: str = "top") -> Float[Tensor, "batch i j symbols"]:
+        """Posteriors of symbols, whatever their states."""
         return by_symbol(getattr(self, layer), grammar)
 
 
-def by_symbol(values: Tensor, grammar: Grammar) -> Tensor:
-    """[..., states] -> [..., symbols], summed."""
+def by_symbol(values: Float[Tensor, "*spans states"], grammar: Grammar) -> Float[Tensor, "*spans symbols"]:
+    """Summed over the states of each symbol."""
     symbol = grammar.symbol_of_state.to(values.device)
     return values.new_zeros(*values.shape[:-1], len(grammar.symbols)).index_add(-1, symbol, values)
 
 
-def marginals(form: FastForm, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None) -> Marginals:
-    """Posteriors of all spans and states. `leaf` is [length, batch, preterminal states]."""
+def marginals(
+    form: FastForm,
+    leaf: Float[Tensor, "length batch word_states"],
+    lengths: Int[Tensor, "batch"] | None = None,
+    allowed: Allowed | None = None,
+) -> Marginals:
+    """Posteriors of all spans and states."""
     with torch.no_grad():
         problem = Problem(form, leaf, lengths, allowed)
         ones = torch.ones(leaf.shape[1], dtype=torch.float64, device=leaf.device)
@@ -56,8 +62,10 @@ def collect(solutions: Sequence[Solution], dtype: torch.dtype) -> Marginals:
     return Marginals(log_z, sign, top.to(dtype), bottom.to(dtype))
 
 
-def anchored(form: TensorForm, leaf: Tensor, width: int, rules: int) -> Tensor:
-    """Posteriors of skeletal rules, [batch, first word, split, rules], of the spans of one width.
+def anchored(
+    form: TensorForm, leaf: Float[Tensor, "length batch word_states"], width: int, rules: int
+) -> Float[Tensor, "batch starts splits {rules}"]:
+    """Posteriors of skeletal rules over the spans of one width.
 
     sum over states of O(a, i, j) T I(b, i, k) I(c, k + 1, j) / Z, where split k is the number of words on the left,
     less one. (Petrov & Klein 2007.)

@@ -9,6 +9,7 @@ O(n^2) cells for every form. Terms bring their derivative along (`backward`), si
 from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lvpcfg.chart.fast import potentials
@@ -19,13 +20,13 @@ from lvpcfg.chart.fast.inside import Chart, Spans
 
 
 class Outside:
-    """The derivative of log Z, weighted by a number for each sentence, by everything a chart was made of.
+    """The derivative of log Z, weighted by a number for each sentence, by all inputs and cells of a chart.
 
-    beta of a cell is the derivative by what the chart holds, so that alpha * beta is the posterior as it stands.
+    beta of a cell is the derivative by the scaled number that the chart holds, so that alpha * beta is the posterior.
     """
 
     @torch.inference_mode()
-    def __init__(self, chart: Chart, gradient: Tensor, parameters: bool = False) -> None:
+    def __init__(self, chart: Chart, gradient: Float[Tensor, "batch"], parameters: bool = False) -> None:
         self.chart, self.parameters, form = chart, parameters, chart.form
         self.tensors: list[Tensor | None] = [None] * (len(form.unary) + 1)  # where parameters are asked for
         self.weights: list[Tensor | None] = [None] * len(form.weights)
@@ -48,7 +49,7 @@ class Outside:
         self.spans = Spans(torch.zeros_like(chart.spans.sides), chart.batch)
         self.words = torch.zeros_like(form.pad(chart.word_top))  # as halves of two-word spans
         self.matrices: list[Tensor] = []
-        self.from_matrices: Spans | None = None  # of what the matrices of words brought to the spans beside them
+        self.from_matrices: Spans | None = None  # of what the matrices of words added to spans
         if form.dense:
             self.from_matrices = Spans.allocate(chart.word.new_zeros, chart.length, chart.batch, form.interminals)
             self.pairs = chart.word.new_zeros((chart.length - 1) * chart.batch, form.interminals)
@@ -87,16 +88,16 @@ class Outside:
             combined = torch.mm(bottom, form.weights[0].T, out=self.combined[width - 2])
         if width == 2 and isinstance(form, SortedCPForm):
             lanes = torch.mm(bottom, form.weights[3].T)
-            one, two = chart.pair_of_words(chart.matrices)
-            into_one, into_two = chart.pair_of_words(self.matrices)
-            into_one.addcmul_(lanes, two)
-            into_two.addcmul_(lanes, one)
+            first, last = chart.pair_of_words(chart.matrices)
+            into_first, into_last = chart.pair_of_words(self.matrices)
+            into_first.addcmul_(lanes, last)
+            into_last.addcmul_(lanes, first)
         terms = form.terms(width)
         for term, share in zip(terms, form.shares(form.pad(combined), terms), strict=True):
             self._backward_term(term, width, share)
 
     def _backward_term(self, term: int, width: int, share: Tensor) -> None:
-        """Hands the gradient of what a term brought to the cells of a width on to its operands and its weights."""
+        """Backwards through `Chart.apply`: adds the gradients of the operands and of the weights of a term."""
         chart, block = self.chart, self.chart.form.blocks[term]
         parameters = self.parameters and not block.has_matrices and not chart.form.projects
         operands, weights, into = chart.operands(term, width), chart.form.weights[term], self._into(term, width)
@@ -134,7 +135,7 @@ class Outside:
         if isinstance(form, CPForm):
             self.weights[0] = torch.mm(chart.combined.cells.T, self.bottom.wider)
             first = 0 if form.promotion is not None else len(chart.word)  # where there are no phrases of one word
-            children = len(chart.top.cells) - chart.batch - first  # all but whole sentences
+            children = len(chart.top.cells) - chart.batch - first  # all cells but those of sentences
             if children > 0:
                 cells, lanes = (layer.cells.narrow(0, first, children) for layer in (chart.top, self.lanes))
                 self.weights[1] = torch.mm(cells.T, lanes)
@@ -142,7 +143,7 @@ class Outside:
             self.weights[3] = torch.mm(chart.pairs.T, self.bottom[1])
 
     def _from_parents(self, width: int) -> Tensor:
-        """From the lanes of a cell to the cell."""
+        """From the gradients of the lanes of a cell to that of the cell."""
         form = self.chart.form
         if not form.projects:
             lanes = self.spans.of_width(width).narrow(-1, 0, form.interminals)
@@ -179,7 +180,7 @@ class Outside:
         return total.narrow(-1, 0, chart.word.shape[-1])
 
     def _gradient_of_matrices(self, spans: Spans, child_types: str) -> Tensor:
-        """For all words but those that no span begins (or ends) with."""
+        """For all words that a span begins with (or ends with)."""
         chart = self.chart
         if child_types == WORDS:
             return self.pairs.unsqueeze(-1) * chart.window(chart.word_top, 2, WORD_LAST, -2).unsqueeze(-2)
@@ -206,10 +207,10 @@ class Outside:
         self.leaf = leaf.unflatten(0, (chart.length, chart.batch))
 
 
-def _add_product(gradients: list[Tensor | None], place: int, x: Tensor, y: Tensor) -> None:
-    known = gradients[place]
+def _add_product(gradients: list[Tensor | None], term: int, x: Tensor, y: Tensor) -> None:
+    known = gradients[term]
     if known is None:
-        gradients[place] = torch.matmul(x, y)
+        gradients[term] = torch.matmul(x, y)
     elif known.dim() == 2:
         known.addmm_(x, y)
     else:

@@ -1,5 +1,6 @@
-"""The ways in which chosen rules make chosen spans: all splits, and all states of both children."""
+"""All splits and all states of both children, for some rules over some spans."""
 
+from jaxtyping import Int
 from torch import Tensor
 
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, WORDS, DenseBlock
@@ -8,13 +9,17 @@ from lvpcfg.chart.fast.inside import Chart
 
 
 class Pairs:
-    """The children of some spans of a width under one rule of a term each, with one parent state each.
-
-    `cell`, `rule` (its place in the block) and `x` are [choices].
-    """
+    """Each choice is a span of a width, a rule of a term (by its number in the block) and its parent state x."""
 
     def __init__(
-        self, chart: Chart, form: TensorForm, term: int, width: int, cell: Tensor, rule: Tensor, x: Tensor
+        self,
+        chart: Chart,
+        form: TensorForm,
+        term: int,
+        width: int,
+        cell: Int[Tensor, "choices"],
+        rule: Int[Tensor, "choices"],
+        x: Int[Tensor, "choices"],
     ) -> None:
         self.form, self.width, block = form, width, form.blocks[term]
         self.child_types = block.child_types

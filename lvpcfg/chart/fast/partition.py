@@ -1,11 +1,11 @@
 """log Z and its derivatives, exact for every sentence.
 
 Numbers leave the range of floats where the states of a cell, or the parts of a sentence, are too far apart for one
-scale. Such a sentence shows itself: log Z is -inf or no number, or the outside pass overflows. (What float32 lost is
-below 2^-149; alpha * beta is a posterior, so that to matter it would need an outside score beyond 2^128, which is
-infinite. Where a cell was scaled up after it had been made, so was what it had lost, and its outside score is looked at
-as if it had been scaled as well.) It is then computed in float64, and, if that is not enough, by log-sum-exp, before it
-is called impossible.
+scale. This never goes unnoticed: log Z is -inf or not a number, or the outside pass overflows. The reason: what
+underflows in float32 is below 2^-149, and alpha * beta is a posterior, so that a lost number matters only if its
+outside score is above 2^128, which is infinite in float32. (A cell that was scaled up after it was computed has lost
+more: its outside score is checked after scaling it by the same factor.) Such a sentence is computed again in float64
+and, if that is not enough, by log-sum-exp, before it is called impossible.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
@@ -28,7 +29,7 @@ NARROW, WIDE, LOGARITHMIC = "as given", "float64", "log-sum-exp"
 class Solution:
     """Charts of some sentences of a batch, computed one way: by sums (`level` NARROW or WIDE), or by log-sum-exp."""
 
-    sentences: Tensor  # [some]: their numbers
+    sentences: Int[Tensor, "some"]  # their numbers
     level: str
     chart: Chart | LogChart
     outside: Outside | LogOutside | None = None
@@ -46,11 +47,11 @@ class Problem:
     """What is asked: the sentences of a batch under a form in ordinary numbers."""
 
     form: FastForm
-    leaf: Tensor  # [length, batch, preterminal states]
-    lengths: Tensor | None = None
+    leaf: Float[Tensor, "length batch word_states"]
+    lengths: Int[Tensor, "batch"] | None = None
     allowed: Allowed | None = None
 
-    def part(self, sentences: Tensor) -> "Problem":
+    def part(self, sentences: Int[Tensor, "some"]) -> "Problem":
         allowed = self.allowed
         if allowed is not None:
             allowed = Allowed(allowed.bottom.index_select(1, sentences), allowed.top.index_select(1, sentences))
@@ -58,15 +59,15 @@ class Problem:
         return replace(self, leaf=self.leaf.index_select(1, sentences), lengths=lengths, allowed=allowed)
 
     def sentences_at_once(self) -> int:
-        """So many that the matrices of their words stay within bounds."""
+        """As many as keep the matrices of their words within bounds."""
         each = self.leaf.shape[0] * self.form.matrix_size * self.leaf.element_size()
         return max(1, MATRICES // max(1, each))
 
     def chart(self, level: str) -> Chart | LogChart:
         if level == NARROW:
             return Chart(self.form, self.leaf, self.lengths, self.allowed)
-        kind = Chart if level == WIDE else LogChart
-        return kind(self.form.to(torch.float64), self.leaf.to(torch.float64), self.lengths, self.allowed)
+        chart = Chart if level == WIDE else LogChart
+        return chart(self.form.to(torch.float64), self.leaf.to(torch.float64), self.lengths, self.allowed)
 
     def levels(self) -> list[str]:
         """The ways to compute it, in order."""
@@ -76,10 +77,10 @@ class Problem:
 
 
 def solve(problem: Problem, certify: bool = True) -> list[Solution]:
-    """The inside charts of all sentences; those that the first way fails are in solutions of their own.
+    """The inside charts of all sentences; those that fail at the first level are in other solutions.
 
-    What underflowed shows itself for certain in the outside pass alone. To certify log Z, that pass is run here for
-    charts in which numbers came close to underflow; `solve_outside` does not need it.
+    Only the outside pass shows all underflow. To certify log Z, it is run here for charts with numbers close to
+    underflow; `solve_outside` runs it anyway.
     """
     sentences = torch.arange(problem.leaf.shape[1], device=problem.leaf.device)
     pieces = sentences.split(problem.sentences_at_once())
@@ -108,7 +109,7 @@ def _outside(chart: Chart | LogChart, gradient: Tensor, parameters: bool) -> Out
 
 
 def _overflowed(outside: Outside | LogOutside) -> Tensor:
-    """[batch]: whose outside scores are not finite, or would not be, had cells not been scaled since they were made."""
+    """[batch]: whose outside scores are not finite, or would not be at the scale at which cells were computed."""
     fine = outside.leaf.isfinite().all(-1).all(0)
     if isinstance(outside, Outside):
         chart = outside.chart
@@ -120,20 +121,23 @@ def _overflowed(outside: Outside | LogOutside) -> Tensor:
 def _again(
     problem: Problem, solution: Solution, failed: Tensor, levels: Sequence[str], certify: bool
 ) -> list[Solution]:
-    """The sentences that did not fail as they were, the others in the next way."""
+    """The sentences that did not fail at the same level, the others at the next."""
     solutions = []
-    for places, ways in (((~failed).nonzero().squeeze(1), levels), (failed.nonzero().squeeze(1), levels[1:])):
-        if len(places):
-            solutions += _solve(problem.part(places), solution.sentences.index_select(0, places), ways, certify)
+    for some, ways in (((~failed).nonzero().squeeze(1), levels), (failed.nonzero().squeeze(1), levels[1:])):
+        if len(some):
+            solutions += _solve(problem.part(some), solution.sentences.index_select(0, some), ways, certify)
     return solutions
 
 
 def solve_outside(
-    problem: Problem, gradient: Tensor, parameters: bool = False, solutions: list[Solution] | None = None
+    problem: Problem,
+    gradient: Float[Tensor, "batch"],
+    parameters: bool = False,
+    solutions: list[Solution] | None = None,
 ) -> list[Solution]:
-    """Inside and outside charts; sentences whose outside scores overflow are computed in the next way.
+    """Inside and outside charts; sentences whose outside scores overflow are computed again at the next level.
 
-    `gradient` is [batch]: what log Z of each sentence counts for.
+    `gradient` is the weight of each sentence's log Z.
     """
     done, waiting = [], solve(problem, certify=False) if solutions is None else list(solutions)
     while waiting:
@@ -150,9 +154,12 @@ def solve_outside(
 
 
 def log_partition(
-    form: FastForm, leaf: Tensor, lengths: Tensor | None = None, allowed: Allowed | None = None
-) -> tuple[Tensor, Tensor]:
-    """log |Z| of each sentence, float64, and the sign of Z; differentiable once by `leaf` and the form's tensors.
+    form: FastForm,
+    leaf: Float[Tensor, "length batch word_states"],
+    lengths: Int[Tensor, "batch"] | None = None,
+    allowed: Allowed | None = None,
+) -> tuple[Float64[Tensor, "batch"], Float64[Tensor, "batch"]]:
+    """log |Z| of each sentence, and the sign of Z; differentiable once by `leaf` and the form's tensors.
 
     The derivative by an entry that is zero is 0 where it is infinite, where log-sum-exp was needed, and where the
     cells it would need have no derivation at all; expected counts, entry times derivative, are right everywhere.
@@ -200,12 +207,12 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
         assert solution.outside is not None
         words, *found = (solution.outside.leaf, *solution.outside.tensors)
         leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
-        for place, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
+        for number, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
             if gradient is not None:
-                known = totals[place]
+                known = totals[number]
                 gradient = gradient.clone() if gradient.is_inference() else gradient
                 gradient = gradient.to(tensor.dtype)
-                totals[place] = gradient if known is None else known.add_(gradient)
+                totals[number] = gradient if known is None else known.add_(gradient)
     return [_finite(g, t) for g, t in zip([leaf, *totals], [problem.leaf, *tensors], strict=True)]
 
 
@@ -217,7 +224,7 @@ def _finite(gradient: Tensor | None, tensor: Tensor) -> Tensor | None:
 
 
 class _NotTwice(torch.autograd.Function):
-    """Gradients that say so when they are differentiated again."""
+    """Gradients that raise an error when they are differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:

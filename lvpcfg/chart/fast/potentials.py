@@ -1,41 +1,42 @@
 """Powers of two that keep the numbers of a chart within the range of floats.
 
-    alpha(i,j) is held as alpha(i,j) * 2^-(P_j - P_{i-1}), with a potential P for every place between words
+    alpha(i,j) is held as alpha(i,j) * 2^-(P_j - P_{i-1}), with a potential P at every boundary between words
 
-The potentials of two neighbouring spans add up to that of both together, so that sums and products of cells need not
-know of them, and all potentials of a sentence come back into log Z as one number, P_n. They are constants to the
-derivative: alpha * beta is a posterior as it stands.
+The exponents of two neighbouring spans add up to that of both together. So sums and products of cells need no other
+scale, and all that has to be put back into log Z is one number, P_n. Potentials are constants to the derivative: alpha
+* beta is a posterior as it is.
 
-P rises by the largest probability of each word, and by the same for every word of a sentence: what its structure
-takes from the likeliest of its spans. Spans of two words show that roughly, wider ones better, and whenever it is found
-anew what is finished is scaled once more. Where parts of a sentence differ too much for that, numbers get out of
-range, which is seen (`partition.py`).
+P rises at each word by the logarithm of its largest probability, and by a slope that is the same for all words of a
+sentence: what the rules take from its likeliest spans, per word. Spans of two words give a first estimate of the slope,
+wider ones better estimates; after each of them all finished cells are scaled once more. Where the parts of a sentence
+differ too much for one slope, numbers leave the range of floats, and `partition.py` notices.
 """
 
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 WIDTHS = frozenset((2, 8, 64, 512))  # of the spans by which sentences are scaled
 LOG2 = math.log(2)
 
 
-def of_words(words: Tensor) -> Tensor:
-    """[length, batch, states] -> [length + 1, batch]"""
+def of_words(words: Float[Tensor, "length batch states"]) -> Float[Tensor, "length+1 batch"]:
+    """By the largest probability of each word."""
     least = math.log2(torch.finfo(words.dtype).tiny)  # a larger factor would be infinite
     exponent = _log2_of_largest(words, -1).floor_().clamp_min_(least)
     return torch.nn.functional.pad(exponent, (0, 0, 1, 0)).cumsum(0)
 
 
-def of_spans(spans: Tensor, width: int, length: int) -> Tensor:
-    """[starts, batch, states] of one width -> [length + 1, batch]: zero where a sentence has no such spans."""
+def of_spans(spans: Float[Tensor, "starts batch states"], width: int, length: int) -> Float[Tensor, "{length}+1 batch"]:
+    """By the spans of one width: zero where all those of a sentence are."""
     slope = _log2_of_largest(spans, (0, 2)) / width
     return torch.arange(length + 1, device=slope.device).unsqueeze(1).mul(slope).floor_()
 
 
-def scales(potential: Tensor, width: int) -> Tensor:
-    """What the spans of a width are multiplied by, [cells, 1]."""
+def scales(potential: Float[Tensor, "boundaries batch"], width: int) -> Float[Tensor, "cells 1"]:
+    """What the spans of a width are multiplied by."""
     starts = len(potential) - width
     return torch.exp2(potential.narrow(0, 0, starts) - potential.narrow(0, width, starts)).view(-1, 1)
 

@@ -19,7 +19,7 @@ CHUNK = 1 << 22  # numbers held at once
 
 
 class Sampler:
-    """As many derivations of each sentence as asked for; the chart is one in ordinary arithmetic."""
+    """Draws `samples` derivations of each sentence of a chart."""
 
     def __init__(self, chart: Chart, samples: int, generator: torch.Generator | None = None) -> None:
         self.chart, self.generator, self.samples = chart, generator, samples
@@ -39,7 +39,7 @@ class Sampler:
         return torch.multinomial(weights, 1, generator=self.generator).squeeze(1)
 
     def _begin(self) -> None:
-        """The state of the whole sentence, where it has derivations."""
+        """The top state of each sentence that has derivations."""
         chart = self.chart
         trees = (chart.log_z > -torch.inf).index_select(0, self.sentence).nonzero().squeeze(1)
         sentence = self.sentence[trees]
@@ -50,10 +50,10 @@ class Sampler:
         self._wait(lengths, trees, torch.zeros_like(trees), top, torch.full_like(trees, -1))
 
     def _wait(self, width: Tensor, *columns: Tensor) -> None:
-        """Nodes to come: tree, start, top state, or in a CP form the factor (column of V beside W) above it."""
-        for one in width.unique().tolist():
-            here = (width == one).nonzero().squeeze(1)
-            self.waiting[one].append(tuple(column[here] for column in columns))
+        """Nodes to come: tree, start, top state, and in a CP form the column of V or W (behind V) above, else -1."""
+        for number in width.unique().tolist():
+            here = (width == number).nonzero().squeeze(1)
+            self.waiting[number].append(tuple(column[here] for column in columns))
 
     def _nodes_at_once(self, width: int) -> int:
         form = self.chart.form
@@ -128,13 +128,13 @@ class Sampler:
         return split, left, right
 
     def _scores(self, form: TensorForm, term: int, width: int, cell: Tensor, bottom: Tensor) -> Tensor:
-        """What each rule of a term and each of its parent states brings to the nodes, [nodes, rules * x]."""
+        """What each rule of a term adds to the nodes with each of its parent states, [nodes, rules * x]."""
         block, weights = form.blocks[term], form.weights[term]
-        one, two = self.chart.operands(term, width)
-        one = one.index_select(-3, cell)  # of [cells, splits, lanes], or of a table
+        first, second = self.chart.operands(term, width)
+        first, second = first.index_select(-3, cell), second[cell]  # of [cells, splits, lanes], or of matrices
         if isinstance(block, DenseBlock):
-            return block.apply(one, two[cell], weights).gather(1, bottom.unsqueeze(1))
-        rows = block.rows(one, two[cell], weights)  # [rules, nodes, x]
+            return block.apply(first, second, weights).gather(1, bottom.unsqueeze(1))
+        rows = block.rows(first, second, weights)  # [rules, nodes, x]
         return (rows * (block.parent.unsqueeze(1) == bottom.view(1, -1, 1))).transpose(0, 1).flatten(1)
 
     def _children(self, form: TensorForm, term: int, width: int, cell: Tensor, bottom: Tensor, place: Tensor) -> Tensor:

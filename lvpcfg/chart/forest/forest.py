@@ -3,9 +3,9 @@
 The skeletal trees of a treebank are a forest in which each node has one edge (Matsuzaki et al. 2005: EM); what a
 coarse grammar leaves of a chart is another (Petrov & Klein 2007: coarse to fine). Sentences may differ in length.
 
-As in charts (`fast/partition.py`), a sentence that leaves the range of float32 shows itself: log Z is -inf or no
-number, or outside scores are not finite. It is then computed in float64, and, if that is not enough and nothing
-is negative, by log-sum-exp, before it is called impossible.
+As in charts (`fast/partition.py`), a sentence that leaves the range of float32 is noticed: log Z is -inf or not a
+number, or outside scores are not finite. It is computed again in float64 and, if that is not enough and nothing is
+negative, by log-sum-exp, before it is called impossible.
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from lvpcfg.chart.fast.partition import LOGARITHMIC, NARROW, WIDE
@@ -27,44 +28,44 @@ __all__ = ["Forest", "Plan", "Posteriors", "log_likelihood", "log_partition", "p
 
 @dataclass(frozen=True, eq=False)
 class Posteriors:
-    log_z: Tensor  # [sentences], log |Z|, float64
-    sign: Tensor  # [sentences], of Z, float64
-    nodes: Tensor  # [nodes + 2]
-    edges: Tensor  # [edges]
+    log_z: Float64[Tensor, "sentences"]  # log |Z|
+    sign: Float64[Tensor, "sentences"]  # of Z
+    nodes: Float[Tensor, "nodes_and_2"]
+    edges: Float[Tensor, "edges"]
     ways: Counter[str]  # how many sentences were computed again in each way
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    leaf: Tensor  # [leaves, states]
-    rules: list[Tensor]  # by the tensors end to end, and by the factors of CP forms
+    leaf: Float[Tensor, "leaves states"]
+    rules: list[Float[Tensor, "..."]]  # by the tensors end to end, and by the factors of CP forms
 
 
 class Solution(ABC):
-    """A forest computed one way; `rules` are its tensors end to end, `leaf` is [leaves, states]."""
+    """A forest computed one way; `rules` are its tensors end to end."""
 
     way: str
-    log_z: Tensor
-    sign: Tensor
+    log_z: Float64[Tensor, "sentences"]
+    sign: Float64[Tensor, "sentences"]
 
-    def __init__(self, plan: Plan, rules: Tensor, leaf: Tensor) -> None:
+    def __init__(self, plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"]) -> None:
         self.plan, self.rules, self.leaf = plan, rules.detach(), leaf.detach()
         self.weights = plan.weights(rules, leaf.dtype)
 
     @abstractmethod
-    def failed(self) -> Tensor:
-        """[sentences]: of whose log Z nothing is known."""
+    def failed(self) -> Bool[Tensor, "sentences"]:
+        """Whose log Z may be wrong."""
 
     @abstractmethod
-    def posteriors(self) -> tuple[Posteriors, Tensor]:
-        """And the sentences that failed, [sentences]."""
+    def posteriors(self) -> tuple[Posteriors, Bool[Tensor, "sentences"]]:
+        """Posteriors, and which sentences failed."""
 
     @abstractmethod
-    def gradients(self, gradient: Tensor) -> tuple[Gradients, Tensor]:
-        """Of log Z times `gradient` [sentences], without that of the sentences that failed; and those, [sentences]."""
+    def gradients(self, gradient: Float[Tensor, "sentences"]) -> tuple[Gradients, Bool[Tensor, "sentences"]]:
+        """Of log Z times `gradient`, summed over the sentences that did not fail; and which ones failed."""
 
-    def again(self, failed: Tensor) -> "tuple[Solution, Part, Tensor] | None":
-        """Sentences that failed in the next way: the solution, which part it is, and their numbers."""
+    def again(self, failed: Bool[Tensor, "sentences"]) -> "tuple[Solution, Part, Tensor] | None":
+        """The sentences that failed, in the next way: the solution, their part of the forest, and their numbers."""
         if self.way == LOGARITHMIC or not bool(failed.any()):
             return None
         sentences = true_indices(failed)
@@ -141,8 +142,8 @@ class Logarithmic(Solution):
         return Gradients(by_leaf, by_rules), self.failed()
 
 
-def posteriors(plan: Plan, rules: Tensor, leaf: Tensor) -> Posteriors:
-    """Of all nodes and edges of a forest; what they are computed from is said at `log_likelihood`."""
+def posteriors(plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"]) -> Posteriors:
+    """Of all nodes and edges of a forest; the arguments are those of `log_likelihood`."""
     return _posteriors(Scaled(plan, rules, leaf))
 
 
@@ -161,8 +162,10 @@ def _posteriors(solution: Solution) -> Posteriors:
     return known
 
 
-def log_partition(plan: Plan, rules: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
-    """log |Z| of each sentence and the sign of Z, float64; without derivatives."""
+def log_partition(
+    plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"]
+) -> tuple[Float64[Tensor, "sentences"], Float64[Tensor, "sentences"]]:
+    """log |Z| of each sentence and the sign of Z; without derivatives."""
     return _log_partition(Scaled(plan, rules, leaf))
 
 
@@ -176,12 +179,14 @@ def _log_partition(solution: Solution) -> tuple[Tensor, Tensor]:
     return log_z.index_copy(0, sentences, better), sign.index_copy(0, sentences, signs)
 
 
-def log_likelihood(plan: Plan, rules: Tensor, leaf: Tensor) -> Tensor:
-    """log |Z| of each sentence of a forest, float64; differentiable once.
+def log_likelihood(
+    plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"]
+) -> Float64[Tensor, "sentences"]:
+    """log |Z| of each sentence of a forest; differentiable once.
 
-    `rules` are all rule tensors end to end, `leaf` [leaves, states] the Q of each leaf, whose type is that of the
-    computation; the derivative by float64 rules is summed up as such. Parameter times derivative is the expected
-    count. The factors of the plan's CP forms have derivatives too.
+    `rules` are all rule tensors end to end, `leaf` is the Q of each leaf. The computation has the type of `leaf`, but
+    derivatives by rules are summed in float64. Parameter times derivative is the expected count. The factors of the
+    plan's CP forms have derivatives too.
     """
     factors = () if plan.cp is None else (plan.cp.factors.u, plan.cp.factors.v, plan.cp.factors.w)
     total: Tensor = _LogLikelihood.apply(plan, rules, leaf, *factors)
@@ -192,7 +197,7 @@ class _LogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, rules: Tensor, leaf: Tensor, *factors: Tensor) -> Tensor:
         ctx.solution = Scaled(plan, rules, leaf)
-        # A copy: `ctx` and its own output would keep each other, and all the weights, alive.
+        # A copy: else `ctx` and the output would keep each other, and all the weights, alive.
         return _log_partition(ctx.solution)[0].clone()
 
     @staticmethod
@@ -210,4 +215,4 @@ def _gradients(solution: Solution, gradient: Tensor) -> Gradients:
     other, part, sentences = again
     better = _gradients(other, take(gradient, sentences))
     known.leaf.index_copy_(0, part.leaves, better.leaf.to(known.leaf.dtype))
-    return Gradients(known.leaf, [one + two for one, two in zip(known.rules, better.rules, strict=True)])
+    return Gradients(known.leaf, [x + y for x, y in zip(known.rules, better.rules, strict=True)])

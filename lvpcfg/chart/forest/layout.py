@@ -1,12 +1,13 @@
-"""Where the edges of a forest stand while it is computed: level by level, in tiles (`tiles.py`).
+"""The order in which the edges of a forest are computed: level by level, in tiles (`tiles.py`).
 
-The width of tiles is the mean number of edges that a rule has there, so that neither the empty slots of tiles nor the
-tensors more than double. Rules are padded to a few shapes, as few as pay.
+The width of tiles is the mean number of edges of a rule, so that neither empty slots nor repeated tensors more than
+double the numbers. Rules are padded to a few shapes: two shapes become one where the padding costs less than a batch.
 """
 
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from lvpcfg.chart.forest.arrays import repeated, take
@@ -22,10 +23,10 @@ SMALL = 8  # multiplications of an edge: where there are no more, each edge is a
 class Layout:
     """Edges in slots. Empty slots lead to the forest's node without derivations."""
 
-    edge: Tensor  # [slots]; one past the last edge where there is none
-    parent: Tensor
-    left: Tensor
-    right: Tensor
+    edge: Int[Tensor, "slots"]  # one past the last edge where there is none
+    parent: Int[Tensor, "slots"]
+    left: Int[Tensor, "slots"]
+    right: Int[Tensor, "slots"]
     tiles: list[list[Tiles]]  # of each level
 
 
@@ -34,13 +35,15 @@ class Shapes:
     """The shapes that rules are padded to."""
 
     shapes: list[Shape]
-    shape_of: Tensor  # [rules]
-    within: Tensor  # [rules]: the number of a rule among those of its shape
-    members: list[Tensor]  # for each shape, the rules that have it
+    shape_of: Int[Tensor, "rules"]
+    within: Int[Tensor, "rules"]  # the number of a rule among those of its shape
+    members: list[Int[Tensor, "_"]]  # for each shape, the rules that have it
 
     @staticmethod
-    def of(sizes: Tensor, rule: Tensor, level: Tensor, levels: int) -> "Shapes":
-        """For rules of `sizes` [rules, (x, y, z, rank)]; `rule` and `level` are those of the edges.
+    def of(
+        sizes: Int[Tensor, "rules 4"], rule: Int[Tensor, "edges"], level: Int[Tensor, "edges"], levels: int
+    ) -> "Shapes":
+        """For rules of `sizes` (x, y, z, rank); `rule` and `level` are those of the edges.
 
         Sizes are rounded up to powers of two, and then two shapes become one where that costs less than a batch.
         """
@@ -63,13 +66,15 @@ class Shapes:
         return Shapes(kept, take(number, shape_of), within, list(members))
 
 
-def _joined(shapes: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Shapes [shapes, 4] of which some are larger, and for each shape the number of the one that it has become.
+def _joined(
+    shapes: Int[Tensor, "shapes 4"], counts: Int[Tensor, "shapes levels"]
+) -> tuple[Int[Tensor, "shapes 4"], Int[Tensor, "shapes"]]:
+    """The shapes, some of them larger, and for each of them the number of the shape that it was joined to.
 
-    `table` [shapes, levels] is how many edges there are. In each round the two shapes are joined for which it
-    pays most. Where it pays no more, a round changes nothing: so the number of rounds is fixed, and nothing is read.
+    `counts` are the numbers of edges. Each round joins the two shapes for which that saves most. Where nothing is saved
+    any more, a round changes nothing: so the number of rounds is fixed, and the host need not read anything.
     """
-    shapes, edges, levels = shapes.clone(), table.sum(1).double(), (table > 0).double()
+    shapes, edges, levels = shapes.clone(), counts.sum(1).double(), (counts > 0).double()
     joined = torch.arange(len(shapes), device=shapes.device)
     pairs = (shapes[:, None, 3] == shapes[:, 3]).triu(1)  # of one rank
     for _ in range(len(shapes) - 1):
@@ -101,7 +106,9 @@ def _is_small(shape: Shape) -> bool:
     return (rank * (x + y + z) if rank else x * y * z) <= SMALL
 
 
-def laid_out(forest: Forest, shapes: Shapes, rule: Tensor, level: Tensor, levels: int) -> Layout:
+def laid_out(
+    forest: Forest, shapes: Shapes, rule: Int[Tensor, "edges"], level: Int[Tensor, "edges"], levels: int
+) -> Layout:
     """The slots of edges, whose rules and levels are `rule` and `level`.
 
     Edges are sorted by level and shape, and then by rule, if there is more than one edge in a tile. Those of one level

@@ -1,6 +1,6 @@
 """Observed skeletal trees as a forest, their rules numbered as those of pruned charts are (`FineRules`).
 
-Every span has a bottom node, which a binary rule or a word made, and a top node above any number of unary rules. Inside
+Every span has a bottom node, above a binary rule or a word, and a top node above any number of unary rules. The inside
 scores of the forest are the weights of the trees, in time linear in their size:
 
     w(tree) = pi C T C T ... C Q,     C the step from the top to the bottom symbol of a span
@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Node, Skeletal
@@ -33,11 +34,11 @@ class RuleNumbers:
 class ObservedTrees:
     """Trees that the rules of a grammar make, in one forest, and how to compute it."""
 
-    sentences: Tensor  # [trees of the forest]: which of all trees they are; others use rules that the grammar lacks
+    sentences: Int64[Tensor, "trees"]  # their numbers among all trees; the others use rules that the grammar lacks
     plan: Plan
-    sentence: Tensor  # [leaves]
-    position: Tensor  # [leaves]
-    symbol: Tensor  # [leaves]
+    sentence: Int64[Tensor, "leaves"]
+    position: Int64[Tensor, "leaves"]
+    symbol: Int64[Tensor, "leaves"]
 
     @staticmethod
     def of(trees: Sequence[Skeletal], rules: FineRules, numbers: RuleNumbers) -> "ObservedTrees | None":
@@ -52,11 +53,10 @@ class ObservedTrees:
             torch.tensor(sentences, device=device), Plan(forest, rules.sizes, rules.cp), sentence, position, symbol
         )
 
-    def log_weights(self, rules: FineRules, words: Tensor) -> Tensor:
-        """log of the weight of each tree of the forest, float64; differentiable by the rules and the words.
-
-        `words`, [length, batch, tag states], is what the words of all sentences are worth.
-        """
+    def log_weights(
+        self, rules: FineRules, words: Float[Tensor, "length batch word_states"]
+    ) -> Float64[Tensor, "trees"]:
+        """log of the weight of each tree of the forest; differentiable by the rules and the words of all sentences."""
         plan = copy(self.plan)
         plan.cp = rules.cp  # the same rules with the numbers of now
         word = self.position * words.shape[1] + self.sentence
@@ -100,14 +100,14 @@ class _Forest:
 
     def finished(self, device: torch.device) -> tuple[Forest, Tensor, Tensor, Tensor]:
         """The forest; sentence, position and symbol of its leaves."""
-        total, one = self.nodes + len(self.roots), self.nodes + len(self.roots) + 1
+        total, unit = self.nodes + len(self.roots), self.nodes + len(self.roots) + 1
         last = 2 * self.longest + 2
         tops = range(self.nodes, total)
         edges = [
-            (level, rule, parent, left, one if right < 0 else right) for level, rule, parent, left, right in self.edges
+            (level, rule, parent, left, unit if right < 0 else right) for level, rule, parent, left, right in self.edges
         ]
         edges += [
-            (last, self.numbers.first_root + symbol, top, root, one)
+            (last, self.numbers.first_root + symbol, top, root, unit)
             for top, (root, symbol) in zip(tops, self.roots, strict=True)
         ]
         level, rule, parent, left, right = torch.tensor(edges, device=device).T.contiguous()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from lvpcfg.chart.forest.arrays import take, true_indices
@@ -20,23 +21,25 @@ class Forest:
     """
 
     nodes: int
-    level: Tensor  # [edges]
-    rule: Tensor
-    parent: Tensor
-    left: Tensor
-    right: Tensor
-    leaves: Tensor  # [leaves]: nodes
-    tops: Tensor  # [sentences]: nodes, whose one state is the sentence
+    level: Int64[Tensor, "edges"]
+    rule: Int64[Tensor, "edges"]
+    parent: Int64[Tensor, "edges"]
+    left: Int64[Tensor, "edges"]
+    right: Int64[Tensor, "edges"]
+    leaves: Int64[Tensor, "leaves"]  # nodes
+    tops: Int64[Tensor, "sentences"]  # the node on top of each sentence, which has one state
 
-    def with_edges(self, edges: Tensor) -> "Forest":
+    def with_edges(self, edges: Int64[Tensor, "some"]) -> "Forest":
         """The same nodes with some of the edges."""
         columns = {name: take(getattr(self, name), edges) for name in COLUMNS}
         return Forest(self.nodes, **columns, leaves=self.leaves, tops=self.tops)
 
-    def restricted(self, edges: Tensor, used: Tensor, tops: Tensor) -> "Part":
-        """Some edges, the nodes that are `used` [nodes], and the sentences with these `tops`.
+    def restricted(
+        self, edges: Int64[Tensor, "some"], used: Bool[Tensor, "nodes"], tops: Int64[Tensor, "some_sentences"]
+    ) -> "Part":
+        """Some edges, the nodes that are `used`, and the sentences with these `tops`.
 
-        The edges and tops have used nodes alone.
+        All nodes of the edges, and the tops, must be used.
         """
         nodes = true_indices(used)
         number = torch.nn.functional.pad(used.long().cumsum(0) - 1, (0, 2))
@@ -54,9 +57,9 @@ class Forest:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a forest, and the numbers that its edges, nodes and leaves have in the whole."""
+    """A part of a forest, and the numbers that its edges, nodes and leaves have in that forest."""
 
     forest: Forest
-    edges: Tensor
-    nodes: Tensor
-    leaves: Tensor
+    edges: Int64[Tensor, "edges"]
+    nodes: Int64[Tensor, "nodes"]
+    leaves: Int64[Tensor, "leaves"]

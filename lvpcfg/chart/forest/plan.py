@@ -9,8 +9,8 @@ Edges of one level are computed together (`layout.py`). A unary rule is a binary
 A rule may be in CP form (Cohen & Collins 2012), T(y2, y3) = U^T (V y2 * W y3): r (x + y + z) multiplications an
 edge instead of x y z, and as many fewer numbers to fetch for each tile.
 
-Each node has an exponent of its own, alpha being counted in units of 2^exponent: single trees stray too far from one
-scale for a sentence, as charts have it. Numbers may be negative.
+Each node has its own exponent: alpha is in units of 2^exponent. One scale for a sentence, as in charts, would not be
+enough: the numbers of single trees are too far from it. Numbers may be negative.
 """
 
 import math
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from lvpcfg.chart.forest.arrays import take, true_indices
@@ -39,25 +40,26 @@ class Level:
     tiles: list[Tiles]
     begin: int  # their first slot in the `Layout`
     slots: int
-    nodes: Tensor
+    nodes: Int[Tensor, "some"]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
     """The inside scores of a forest."""
 
-    alpha: Tensor  # [nodes + 2, states], in units of
-    exponent: Tensor  # [nodes + 2], powers of two
-    raised: Tensor  # [nodes + 2]: by how many powers of two alpha was scaled up, and with it what was lost to underflow
-    log_z: Tensor  # [sentences], log |Z|, float64
-    sign: Tensor  # [sentences], of Z, float64
+    alpha: Float[Tensor, "nodes_and_2 states"]  # in units of 2^exponent
+    exponent: Float[Tensor, "nodes_and_2"]
+    # By how many powers of two alpha was scaled up, and with it what was lost to underflow.
+    raised: Float[Tensor, "nodes_and_2"]
+    log_z: Float64[Tensor, "sentences"]  # log |Z|
+    sign: Float64[Tensor, "sentences"]  # of Z
     projected: dict[int, tuple[Tensor, ...]]  # the children of edges, by the first slot of their tiles
 
 
 class Plan:
-    """How to compute a forest under rules of given sizes [rules, (x, y, z)], some of them in CP form."""
+    """How to compute a forest under rules of given sizes (x, y, z), some of them in CP form."""
 
-    def __init__(self, forest: Forest, sizes: Tensor, cp: RulesInCP | None = None) -> None:
+    def __init__(self, forest: Forest, sizes: Int[Tensor, "rules 3"], cp: RulesInCP | None = None) -> None:
         self.forest, self.device, self.sizes, self.cp = forest, forest.rule.device, sizes, cp
         # Only the rules that occur are laid out, and are numbered anew.
         occurs = torch.zeros(len(sizes), dtype=torch.bool, device=self.device).index_fill_(0, forest.rule, True)
@@ -96,7 +98,7 @@ class Plan:
 
     # Rules
 
-    def weights(self, rules: Tensor, dtype: torch.dtype) -> Weights:
+    def weights(self, rules: Float[Tensor, "numbers"], dtype: torch.dtype) -> Weights:
         """The rules of each shape, from the tensors of all that have one, end to end."""
         weights: Weights = []
         for (x, y, z, rank), layout in zip(self.shapes, self.tensors, strict=True):
@@ -114,7 +116,7 @@ class Plan:
             part.copy_(torch.where(place < self.size, values, 0))
         return weights
 
-    def flat(self, weights: Weights) -> Tensor:
+    def flat(self, weights: Weights) -> Float64[Tensor, "numbers"]:
         """Backwards through `weights`; rules that do not occur are 0."""
         rules = torch.zeros(self.size + 1, dtype=torch.float64, device=self.device)
         for part, place in self._tensor_parts(weights):
@@ -129,15 +131,14 @@ class Plan:
                 for part, layouts in zip(some.written_out().values.split(size), layout.split(size), strict=True):
                     yield part, self._positions(shape, layouts)
 
-    def _positions(self, shape: Shape, layout: Tensor) -> Tensor:
-        """[rules, x, y * z]: where the numbers of padded tensors stand in those that are end to end."""
+    def _positions(self, shape: Shape, layout: Int[Tensor, "rules 4"]) -> Int[Tensor, "rules x yz"]:
+        """The indices of the numbers of padded tensors among those of all tensors end to end."""
         return within_padding(layout[:, 0], layout[:, 1:], shape[:3], self.size).flatten(2)
 
     # Inside and outside
 
-    def inside(self, weights: Weights, leaf: Tensor, best: bool = False) -> Scores:
-        """`leaf` is [leaves, states]. With `best`, the best derivations instead of the sum of all: then the weights
-        have to be written out."""
+    def inside(self, weights: Weights, leaf: Float[Tensor, "leaves states"], best: bool = False) -> Scores:
+        """With `best`, the largest product instead of the sum of all: then the weights have to be written out."""
         forest, layout, limits = self.forest, self.layout, Limits.of(leaf.dtype)
         alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
         exponent = leaf.new_full((forest.nodes + 2,), IMPOSSIBLE)  # a node that no edge leads to stays so
@@ -191,10 +192,16 @@ class Plan:
         log_z = top.abs().log() + math.log(2) * take(exponent, forest.tops).double()
         return Scores(alpha, exponent, raised, log_z, top.sign(), projected)
 
-    def outside(self, weights: Weights, scores: Scores, gradient: Tensor, edges: Tensor | None = None) -> Tensor:
-        """beta [nodes + 2, states]: the derivative of log |Z|, times `gradient` [sentences], by alpha.
+    def outside(
+        self,
+        weights: Weights,
+        scores: Scores,
+        gradient: Float[Tensor, "sentences"],
+        edges: Float[Tensor, "edges_and_1"] | None = None,
+    ) -> Float[Tensor, "nodes_and_2 states"]:
+        """beta: the derivative of log |Z|, times `gradient`, by alpha.
 
-        `edges` [edges + 1] is filled with the posteriors of edges, sum over states of O(parent) T I(left) I(right) / Z.
+        The posteriors of edges, sum over states of O(parent) T I(left) I(right) / Z, are written to `edges`.
         """
         forest, layout, alpha = self.forest, self.layout, scores.alpha
         beta = torch.zeros_like(alpha)
@@ -216,12 +223,14 @@ class Plan:
         beta[-2:] = 0
         return beta
 
-    def out_of_range(self, scores: Scores, beta: Tensor) -> Tensor:
-        """[nodes + 2]: whose outside scores are not finite, or would not be at the exponent at which the node was
-        computed. (What the node lost to underflow may then matter: `fast/partition.py`.)"""
+    def out_of_range(self, scores: Scores, beta: Float[Tensor, "nodes_and_2 states"]) -> Bool[Tensor, "nodes_and_2"]:
+        """Whose outside scores are not finite, or would not be at the exponent at which the node was computed. What the
+        node lost to underflow may then matter (`fast/partition.py`)."""
         return ~(beta.abs().amax(1).log2() + scores.raised < Limits.of(beta.dtype).largest)
 
-    def rule_gradients(self, weights: Weights, scores: Scores, beta: Tensor) -> list[Tensor]:
+    def rule_gradients(
+        self, weights: Weights, scores: Scores, beta: Float[Tensor, "nodes_and_2 states"]
+    ) -> list[Tensor]:
         """d log |Z| / d rules, and by the factors of CP forms, summed over all edges in float64."""
         layout, totals = self._by_rule, self.no_gradients()
         factor = self._factor(layout, scores.exponent)
@@ -261,7 +270,9 @@ class Plan:
         rows = take(beta, tiles.of(layout.parent))[:, : self.shapes[tiles.shape][0]]
         return (rows * tiles.of(factor).unsqueeze(1)).view(len(tiles.rule), tiles.width, -1)
 
-    def children(self, tiles: Tiles, layout: Layout, alpha: Tensor) -> tuple[Tensor, ...]:
+    def children(
+        self, tiles: Tiles, layout: Layout, alpha: Float[Tensor, "nodes_and_2 states"]
+    ) -> tuple[Float[Tensor, "tiles width _"], ...]:
         """[tiles, width, y] and [tiles, width, z], or the first alone."""
         _, y, z, _ = self.shapes[tiles.shape]
         sides = ((layout.left, y),) if tiles.unary else ((layout.left, y), (layout.right, z))
@@ -272,8 +283,8 @@ class Plan:
 
     # Parts
 
-    def sentence_of_node(self) -> Tensor:
-        """[nodes + 2]; -1 for nodes that no top is above of."""
+    def sentence_of_node(self) -> Int[Tensor, "nodes_and_2"]:
+        """-1 for nodes that are in no tree of a sentence."""
         forest, layout = self.forest, self.layout
         found = torch.full((forest.nodes + 2,), -1, device=self.device)
         found[forest.tops] = torch.arange(len(forest.tops), device=self.device)
@@ -286,7 +297,7 @@ class Plan:
         found[-2:] = -1
         return found
 
-    def part(self, sentences: Tensor) -> tuple["Plan", Part]:
+    def part(self, sentences: Int[Tensor, "some"]) -> tuple["Plan", Part]:
         """The plan of some sentences."""
         forest = self.forest
         chosen = torch.zeros(len(forest.tops) + 1, dtype=torch.bool, device=self.device)  # -1 is the last

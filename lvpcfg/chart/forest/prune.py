@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from lvpcfg.chart.fast.build import cp_form, unary_closure
@@ -74,15 +75,17 @@ class FineRules:
         closure = self._closure()  # [top states, bottom states]
         self.values = torch.cat([binary.values, closure[self.above, self.below], grammar.root])
 
-    def leaf(self, words: Tensor, word: Tensor, symbol: Tensor) -> Tensor:
-        """[words, tag states] -> [leaves, states]: the states of the symbol of each leaf, for its word."""
+    def leaf(
+        self, words: Float[Tensor, "words tag_states"], word: Int[Tensor, "leaves"], symbol: Int[Tensor, "leaves"]
+    ) -> Float[Tensor, "leaves states"]:
+        """Q of each leaf: the states of its symbol, for its word."""
         state = torch.arange(self.widest_tag, device=word.device)
         place = (self.first[symbol] - self.first[self.inner]).unsqueeze(1) + state
         inside = state < self.grammar.states[symbol].unsqueeze(1)
         return torch.where(inside, words[word.unsqueeze(1), torch.where(inside, place, 0)], 0)
 
-    def _closure(self) -> Tensor:
-        """Top states from bottom states, those of preterminals included."""
+    def _closure(self) -> Float[Tensor, "top bottom"]:
+        """From bottom states to top states, those of preterminals included."""
         grammar = self.grammar
         identity = torch.eye(len(grammar.root), dtype=grammar.root.dtype, device=grammar.root.device)
         closure, promotion = unary_closure(grammar)
@@ -94,36 +97,36 @@ class FineRules:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes of a forest but for those on top: symbols of spans, as parallel vectors."""
+    """The nodes of a forest but for those on top of sentences: symbols of spans, as parallel vectors."""
 
-    sentence: Tensor
-    start: Tensor
-    width: Tensor
-    symbol: Tensor
-    top: Tensor  # whether it stands above unary rules
+    sentence: Int64[Tensor, "nodes"]
+    start: Int64[Tensor, "nodes"]
+    width: Int64[Tensor, "nodes"]
+    symbol: Int64[Tensor, "nodes"]
+    top: Bool[Tensor, "nodes"]  # whether it is above unary rules
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
     """What is left of one chart, its nodes numbered from 0; as parallel vectors."""
 
-    rule: Tensor
-    width: Tensor  # of the parent
-    parent: Tensor
-    left: Tensor
-    right: Tensor  # -1 under steps
-    roots: Tensor  # [some]: top nodes over all words of a sentence
+    rule: Int64[Tensor, "edges"]
+    width: Int64[Tensor, "edges"]  # of the parent
+    parent: Int64[Tensor, "edges"]
+    left: Int64[Tensor, "edges"]
+    right: Int64[Tensor, "edges"]  # -1 under steps
+    roots: Int64[Tensor, "roots"]  # top nodes over all words of a sentence
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
     """Terms at splits, or rules at splits; as parallel vectors."""
 
-    number: Tensor  # of the term, or of the rule
-    posterior: Tensor
-    parent: Tensor  # cells
-    left: Tensor
-    right: Tensor
+    number: Int64[Tensor, "splits"]  # of the term, or of the rule
+    posterior: Float[Tensor, "splits"]
+    parent: Int64[Tensor, "splits"]  # cells
+    left: Int64[Tensor, "splits"]
+    right: Int64[Tensor, "splits"]
 
     @staticmethod
     def joined(parts: Sequence["Splits"]) -> "Splits":
@@ -157,8 +160,10 @@ class Coarse:
             which.nonzero().squeeze(1) for which in (below < self.inner, below >= self.inner)
         )
 
-    def forest(self, leaf: Tensor, lengths: Tensor, threshold: float) -> tuple[Forest, Nodes]:
-        """The edges whose posterior is above the threshold; `leaf` is [words of all sentences, tags]."""
+    def forest(
+        self, leaf: Float[Tensor, "words tags"], lengths: Int64[Tensor, "sentences"], threshold: float
+    ) -> tuple[Forest, Nodes]:
+        """The edges whose posterior is above the threshold; `leaf` has the words of all sentences, end to end."""
         first, order = starts_of(lengths), lengths.argsort()
         none = lengths[:0]
         parts = [(Edges(none, none, none, none, none, none), Nodes(none, none, none, none, none.bool()))]
@@ -174,7 +179,7 @@ class Coarse:
             with self.stages.stage("coarse"):
                 solutions = solve_outside(Problem(self.form, words, None if shortest == longest else some), ones)
             for solution in solutions:
-                # What needs log-sum-exp is left without edges, and so to whole charts.
+                # A sentence that needs log-sum-exp gets no edges, and is then parsed without pruning.
                 if solution.sums is not None:
                     with self.stages.stage("gather"):
                         edges, nodes = self._survivors(*solution.sums, take(some, solution.sentences), threshold)
@@ -225,17 +230,20 @@ class Coarse:
         parent, left, roots = (take(number, keys) for keys in (parent, left, roots))
         return Edges(rule, take(nodes.width, parent), parent, left, right, roots), nodes
 
-    def _rules(self, terms: Splits, tables: Sequence[Tensor], threshold: float) -> Splits:
-        """The rules of terms at splits. Those of one term differ in one symbol, and share its posterior by the scores
-        [cells, symbols] of that symbol: outside scores of parents, inside scores of children."""
+    def _rules(self, terms: Splits, scores: Sequence[Float[Tensor, "cells _"]], threshold: float) -> Splits:
+        """The rules of terms at splits.
+
+        The rules of one term differ in one symbol, and divide its posterior in proportion to the score of that symbol.
+        `scores` [cells, symbols] are outside scores of parents, inside scores of left and of right children.
+        """
         found = []
         varies = take(self.varies, terms.number)
-        for which, (table, cells) in enumerate(zip(tables, (terms.parent, terms.left, terms.right), strict=True)):
+        for which, (score_of, cells) in enumerate(zip(scores, (terms.parent, terms.left, terms.right), strict=True)):
             some = true_indices(varies == which)
             term = take(terms.number, some)
             which_term, entry = repeated(take(self.rules_of_term, term), take(self.first_of_term, term))
-            cell = take(take(cells, some) * table.shape[1], which_term).add_(take(self.symbol_of_term, entry))
-            score = take(table.view(-1), cell).mul_(take(self.share_of_term, entry))
+            cell = take(take(cells, some) * score_of.shape[1], which_term).add_(take(self.symbol_of_term, entry))
+            score = take(score_of.view(-1), cell).mul_(take(self.share_of_term, entry))
             total = torch.zeros_like(term, dtype=score.dtype).index_add_(0, which_term, score)
             posterior = score.mul_(take(take(terms.posterior, some) / total, which_term))
             kept = true_indices(posterior > threshold)
@@ -271,14 +279,14 @@ class Coarse:
         cell, term = words + place // share.shape[1], place % share.shape[1]
         width = torch.searchsorted(first, cell, right=True)
         row, joint, share = cell - take(first, width - 1), take(joint, place), take(share.view(-1), place)
-        # Terms with a word on one side have one split,
-        one = true_indices(term >= general)
-        word_is_last = take(term, one) < general + after
-        split = torch.where(word_is_last, take(width, one) - 1, 1)
-        add(take(term, one), take(joint, one), take(width, one), take(row, one), split)
-        # the others all of them.
-        many = true_indices(term < general)
-        row, term, width, share = (take(column, many) for column in (row, term, width, share))
+        # Terms with a word on one side have one split.
+        one_split = true_indices(term >= general)
+        word_is_last = take(term, one_split) < general + after
+        split = torch.where(word_is_last, take(width, one_split) - 1, 1)
+        add(take(term, one_split), take(joint, one_split), take(width, one_split), take(row, one_split), split)
+        # The others have all splits.
+        all_splits = true_indices(term < general)
+        row, term, width, share = (take(column, all_splits) for column in (row, term, width, share))
         for item, split, posterior in _over_splits(chart, row, term, width, share, threshold):
             add(take(term, item), posterior, take(width, item), take(row, item), split)
         return Splits.joined(found)
@@ -346,13 +354,15 @@ def _columns(parts: Sequence[Edges] | Sequence[Nodes] | Sequence[Splits]) -> Ite
     return zip(*(vars(part).values() for part in parts), strict=True)
 
 
-def _all_symbols(phrases: Tensor, words: Tensor) -> Tensor:
-    """[cells, phrases] and [words, tags], words being the first of the cells -> [cells, symbols]."""
+def _all_symbols(
+    phrases: Float[Tensor, "cells interminals"], words: Float[Tensor, "words tags"]
+) -> Float[Tensor, "cells symbols"]:
+    """Words are the first of the cells."""
     return torch.cat([phrases, torch.nn.functional.pad(words, (0, 0, 0, len(phrases) - len(words)))], 1)
 
 
 def _similar(lengths: Sequence[int], cells: int | None) -> list[int]:
-    """How many of the sentences, whose lengths are ascending, are put in one chart each time."""
+    """The numbers of sentences in each chart; their lengths are ascending."""
     sizes: list[int] = []
     shortest = 0
     for length in lengths:

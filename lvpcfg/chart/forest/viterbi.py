@@ -3,6 +3,7 @@
 import math
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lvpcfg.chart.forest.arrays import take, true_indices, worth_computing
@@ -12,8 +13,10 @@ from lvpcfg.chart.forest.tiles import Tensors, outer
 from lvpcfg.chart.semirings import safe_log
 
 
-def best_derivations(plan: Plan, rules: Tensor, leaf: Tensor, logarithms: bool = False) -> Tensor:
-    """[nodes + 2]: the edge of each node in the best derivation of its sentence, -1 elsewhere.
+def best_derivations(
+    plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"], logarithms: bool = False
+) -> Int64[Tensor, "nodes_and_2"]:
+    """The edge of each node in the best derivation of its sentence, -1 elsewhere.
 
     `rules` and `leaf` are non-negative. Sentences that have no derivation are computed again in float64, and then by
     logarithms.
@@ -35,9 +38,9 @@ def best_derivations(plan: Plan, rules: Tensor, leaf: Tensor, logarithms: bool =
 
 
 def _downwards(plan: Plan, weights: list[Tensors], alpha: Tensor, exponent: Tensor | None) -> Tensor:
-    """From the best inside scores [nodes + 2, states] to the edges that they are made of.
+    """From the best inside scores [nodes + 2, states] to the edges that attain them.
 
-    They are logarithms where there are no exponents.
+    The scores are logarithms where there are no exponents.
     """
     forest, layout = plan.forest, plan.layout
     none = -math.inf if exponent is None else 0.0
