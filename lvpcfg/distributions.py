@@ -87,16 +87,11 @@ class TreeDistribution(Distribution):
         self,
         form: FastForm | CFG,
         leaf: Float[Tensor, "length batch word_states"],
-        lengths: Tensor | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
         symbol: Sequence[int] | None = None,
         constant: Float[Tensor, "batch"] | None = None,
     ) -> None:
-        if lengths is not None:
-            lengths = torch.as_tensor(lengths, device=leaf.device)
-            if lengths.shape != leaf.shape[1:2] or lengths.is_floating_point():
-                raise InputError(f"lengths are {lengths.tolist()}: expected a whole number for each sentence.")
-            if not bool(((lengths >= 1) & (lengths <= leaf.shape[0])).all()):
-                raise InputError(f"lengths are {lengths.tolist()}: expected 1 to {leaf.shape[0]} words.")
+        lengths = checked_lengths(lengths, leaf.shape[1], leaf.shape[0], leaf.device)
         super().__init__(leaf.shape[1:2], validate_args=False)
         self.form, self.leaf, self.lengths = form, leaf, lengths
         self.symbol = list(range(form.root.shape[-1])) if symbol is None else list(symbol)
@@ -185,6 +180,14 @@ class TreeDistribution(Distribution):
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."
             )
+        sizes = [self.leaf.shape[0]] * len(trees) if self.lengths is None else self.lengths.tolist()
+        for number, (tree, size) in enumerate(zip(trees, sizes, strict=True), 1):
+            if not isinstance(tree, Derivation | Skeletal):
+                raise InputError(
+                    f"tree {number} is {show(tree)}: expected a derivation or a skeletal tree, as `skeletal` makes one."
+                )
+            if tree.nodes and tree.nodes[0].width > size:
+                raise InputError(f"tree {number} has {tree.nodes[0].width} words: expected the {size} of its sentence.")
         weight = self.log_weight(trees)
         return torch.where(weight > -torch.inf, weight - self._log_z(), -torch.inf)
 
@@ -262,10 +265,16 @@ class TreeDistribution(Distribution):
 
     def _with(self, other: "TreeDistribution", what: str) -> tuple[CFG, Tensor]:
         """The logarithms of this distribution's numbers and of another's, in pairs."""
-        require_nonnegative([*self._everything(), *other._everything()], what)
+        if not isinstance(other, TreeDistribution):
+            raise InputError(f"{what} with {show(other)}: expected another distribution over trees.")
         mine, others = self._everything(), other._everything()
-        if [x.shape for x in mine] != [x.shape for x in others]:
+        sizes = [
+            torch.full(one.leaf.shape[1:2], len(one.leaf)) if one.lengths is None else one.lengths.cpu()
+            for one in (self, other)
+        ]
+        if [x.shape for x in mine] != [x.shape for x in others] or not torch.equal(*sizes):
             raise InputError(f"{what} needs two grammars of the same form over the same sentences.")
+        require_nonnegative([*mine, *others], what)
         if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
             raise InputError(f"{what} is infinite: the other grammar has zeros where this one has none.")
         (grammar, words), (other_grammar, other_words) = self._in_logarithms(), other._in_logarithms()
@@ -321,7 +330,18 @@ class SentCFG(TreeDistribution):
     is computed in float64.
     """
 
-    def __init__(self, terms: Tensor, rules: Tensor, roots: Tensor, lengths: Tensor | None = None) -> None:
+    def __init__(
+        self, terms: Tensor, rules: Tensor, roots: Tensor, lengths: Sequence[int] | Tensor | None = None
+    ) -> None:
+        for name, given in (("terms", terms), ("rules", rules), ("roots", roots)):
+            if not isinstance(given, Tensor) or not given.is_floating_point():
+                raise InputError(
+                    f"{name} are {show(given)}: expected a tensor of log-potentials, floating-point numbers."
+                )
+            if given.device != terms.device:
+                raise InputError(f"{name} are on {given.device} and terms on {terms.device}: expected one device.")
+        dtype = torch.promote_types(torch.promote_types(terms.dtype, rules.dtype), roots.dtype)
+        terms, rules, roots = terms.to(dtype), rules.to(dtype), roots.to(dtype)
         if terms.dim() != 3 or rules.dim() not in (3, 4) or roots.dim() not in (1, 2):
             shapes = [tuple(x.shape) for x in (terms, rules, roots)]
             raise InputError(
@@ -333,16 +353,39 @@ class SentCFG(TreeDistribution):
             expected = shape if given.dim() == len(shape) else (batch, *shape)
             if given.shape != expected:
                 raise InputError(f"{name} have the shape {tuple(given.shape)}: expected {expected}.")
+        if not (batch and length and outer and inner):
+            shapes = [tuple(x.shape) for x in (terms, rules, roots)]
+            raise InputError(f"terms, rules and roots have the shapes {shapes}: expected no dimension of size 0.")
+        lengths = checked_lengths(lengths, batch, length, terms.device)
         # Every tree of n words has n - 1 binary rules, so a factor of all rules is a factor of all trees.
         rule, root = _largest(rules.flatten(-3), -1), _largest(roots, -1)
         others = rules - rule.unsqueeze(-1).unsqueeze(-1), roots - root
         (leaf, weights, tops), constant = exponentials(terms, *others, lengths=lengths)
         sizes = torch.as_tensor(length if lengths is None else lengths, device=terms.device)
         constant = constant + (sizes - 1) * rule.squeeze(-1) + root.squeeze(-1)
+        if not bool(constant.isfinite().all()):
+            raise InputError("log-potentials are infinite or no numbers: expected numbers, or -inf for the impossible.")
         tops = torch.nn.functional.pad(tops, (0, outer))
         shared = rules.dim() == 3 and roots.dim() == 1
         form = dense_form(tops, weights) if shared else CFG(tops, (Rules.from_tensor(weights),))
         super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant)
+
+
+def checked_lengths(
+    lengths: Sequence[int] | Tensor | None, batch: int, longest: int, device: torch.device
+) -> Tensor | None:
+    """Lengths of sentences as a tensor [batch], if they are whole numbers from 1 to the longest."""
+    if lengths is None:
+        return None
+    try:
+        given = torch.as_tensor(lengths, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"lengths are {show(lengths)}: expected a whole number for each sentence.") from None
+    if given.shape != (batch,) or given.is_floating_point() or given.dtype == torch.bool:
+        raise InputError(f"lengths are {given.tolist()}: expected a whole number for each sentence.")
+    if not bool(((given >= 1) & (given <= longest)).all()):
+        raise InputError(f"lengths are {given.tolist()}: expected 1 to {longest} words.")
+    return given
 
 
 def _as_derivations(trees: Sequence[Sequence[Node] | None]) -> list[Derivation]:
@@ -414,8 +457,11 @@ def encoded(
     lexicon: Lexicon, sentences: Sequence[Sequence[str]], device: torch.device
 ) -> tuple[Int[Tensor, "batch length"], Int[Tensor, "batch"] | None]:
     """The entries of words, and the lengths of sentences, if they differ."""
-    if not sentences or not all(sentences):
+    if isinstance(sentences, str) or not sentences or not all(sentences):
         raise InputError("a distribution over trees needs sentences of a word or more.")
+    for number, words in enumerate(sentences, 1):
+        if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+            raise InputError(f"sentence {number} is {show(words)}: expected a list of one or more words.")
     lengths = [len(words) for words in sentences]
     entries = [[*lexicon.encode(words), *[0] * (max(lengths) - len(words))] for words in sentences]
     mixed = len(set(lengths)) > 1

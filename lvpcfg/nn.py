@@ -27,7 +27,7 @@ from lvpcfg.chart.derivations import Skeletal
 from lvpcfg.chart.fast.build import form, with_parameters
 from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
 from lvpcfg.chart.forest.prune import FineRules
-from lvpcfg.distributions import TreeDistribution, encoded, exponentials, skeletal
+from lvpcfg.distributions import TreeDistribution, checked_lengths, encoded, exponentials, skeletal
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
@@ -116,6 +116,8 @@ class GrammarLayer(nn.Module):
 
         They stay on the device where the layer is now.
         """
+        if isinstance(trees, Tree) or not all(isinstance(tree, Tree) for tree in trees):
+            raise InputError(f"a grammar layer observes a list of trees: found {show(trees)}.")
         normal = normalise_all(trees)
         if not normal or len(normal) < len(trees):
             raise InputError("a grammar layer observes trees of a word or more.")
@@ -176,6 +178,8 @@ class GrammarLayer(nn.Module):
     ) -> TreeDistribution:
         if (sentences is None) == (word_scores is None):
             raise InputError("a grammar layer takes sentences, or word_scores in place of them.")
+        if sentences is not None and lengths is not None:
+            raise InputError("sentences have their own lengths: `lengths` goes with word_scores.")
         rules, constant = with_parameters(self._structure.form, grammar), None
         if sentences is not None:
             entries, lengths = encoded(self.model.lexicon, sentences, self.root.device)
@@ -183,10 +187,18 @@ class GrammarLayer(nn.Module):
         else:
             assert word_scores is not None
             states = len(grammar.root) - grammar.interminal_states
-            if word_scores.dim() != 3 or word_scores.shape[2] != states:
+            if not isinstance(word_scores, Tensor) or not word_scores.is_floating_point():
+                raise InputError(f"word_scores are {show(word_scores)}: expected a tensor of floating-point numbers.")
+            if word_scores.dim() != 3 or word_scores.shape[2] != states or not word_scores.numel():
                 raise InputError(
                     f"word_scores have the shape {tuple(word_scores.shape)}: expected [batch, length, {states}]."
                 )
+            if word_scores.device != self.root.device:
+                raise InputError(
+                    f"word_scores are on {word_scores.device} and the layer on {self.root.device}: expected one device."
+                )
+            batch, length, _ = word_scores.shape
+            lengths = checked_lengths(lengths, batch, length, word_scores.device)
             leaf = word_scores
             if self.parametrisation != VALUES:
                 (leaf,), constant = exponentials(word_scores, lengths=lengths)

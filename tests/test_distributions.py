@@ -9,6 +9,7 @@ import torch_struct
 from cases import FORMS, Case, make
 from enumeration import derivations
 from nltk.tree import Tree
+from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, corpus, normalise, train
 from lvpcfg.chart.derivations import Node
@@ -404,3 +405,55 @@ def test_wrong_lengths_are_named(lengths, message):
     case = make("dense")
     with pytest.raises(InputError, match=message):
         TreeDistribution(case.form, case.leaf(3, 2), lengths)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2, 3], [True, True], "ab", [0, 1], [1, 9], [1.5, 2.0]])
+def test_wrong_lengths_of_potentials_are_named(lengths):
+    with pytest.raises(InputError, match="lengths are"):
+        SentCFG(torch.rand(2, 3, 4), torch.rand(2, 6, 6), torch.rand(2), lengths)
+
+
+@pytest.mark.parametrize(
+    ("potentials", "message"),
+    [
+        ((torch.zeros(0, 3, 4), torch.zeros(2, 6, 6), torch.zeros(2)), "no dimension of size 0"),
+        ((torch.zeros(2, 0, 4), torch.zeros(2, 6, 6), torch.zeros(2)), "no dimension of size 0"),
+        (([[1.0]], torch.zeros(2, 6, 6), torch.zeros(2)), "terms are"),
+        ((torch.zeros(2, 3, 4).long(), torch.zeros(2, 6, 6), torch.zeros(2)), "floating-point"),
+        ((torch.zeros(2, 3, 4), torch.zeros(2, 6, 6, device="meta"), torch.zeros(2)), "expected one device"),
+        ((torch.full((2, 3, 4), math.nan), torch.zeros(2, 6, 6), torch.zeros(2)), "no numbers"),
+        ((torch.full((2, 3, 4), math.inf), torch.zeros(2, 6, 6), torch.zeros(2)), "no numbers"),
+    ],
+)
+def test_potentials_that_cannot_be_used_are_named(potentials, message):
+    with pytest.raises(InputError, match=message):
+        SentCFG(*potentials)
+
+
+def test_potentials_of_two_types_are_computed_with_in_the_wider():
+    terms, rules, roots = torch.rand(2, 3, 4), torch.rand(2, 6, 6), torch.rand(2)
+    mixed = SentCFG(terms.double(), rules, roots)
+    torch.testing.assert_close(mixed.partition, SentCFG(terms, rules, roots).partition, rtol=1e-6, atol=1e-6)
+
+
+def test_trees_that_do_not_fit_their_sentence_are_named():
+    """Also in a batch in which another sentence is long enough."""
+    model = random_model(5, (1, 1, 1, 1))
+    trees = ModelTrees(model, [["dog", "barks"], ["dog", "barks", "dog"]])
+    (short,), (long,) = trees.topk(1)
+    assert trees.log_prob([short, long]).isfinite().all()
+    with pytest.raises(InputError, match="tree 1 has 3 words: expected the 2 of its sentence"):
+        trees.log_prob([long, long])
+    with pytest.raises(InputError, match="expected a derivation or a skeletal tree"):
+        trees.log_prob([Tree("S", ["dog"]), long])
+    with pytest.raises(InputError, match="expected another distribution"):
+        trees.kl(3)
+    for sentences in (["dog barks"], "dog", [[1, 2]]):
+        with pytest.raises(InputError, match=r"expected a list of one or more words|sentences of a word or more"):
+            ModelTrees(model, sentences)
+
+
+def test_divergences_are_of_the_same_sentences():
+    terms, rules, roots = torch.rand(2, 3, 4), torch.rand(2, 6, 6), torch.rand(2)
+    with pytest.raises(InputError, match="the same sentences"):
+        SentCFG(terms, rules, roots, torch.tensor([1, 3])).kl(SentCFG(terms, rules, roots))

@@ -342,3 +342,25 @@ def test_many_rules_are_split_into_blocks(monkeypatch):
     assert [decoded(split, leaf, decoder) for decoder in (PRODUCT, RECALL)] == expected[1:]
     again = LogOutside(replace(problem, form=split.form).chart(LOGARITHMIC), torch.ones(2, dtype=F64)).leaf
     assert torch.allclose(again, in_logs, atol=1e-12)
+
+
+def test_the_closure_of_unary_rules_has_no_rounding_errors():
+    """An inverse has: below zero, so that a grammar would pass for a signed one, and where no rules lead."""
+    steps = torch.tensor(
+        [
+            [0.0206556074714555, 0.0002622391875956751, 0, 0.8790821533409489],
+            [0, 0, 0.2853194920248903, 0.6146805079751098],
+            [0, 0, 0.9, 0],
+            [0, 0.9, 0, 0],
+        ],
+        dtype=F64,
+    )
+    assert (torch.linalg.inv(torch.eye(4, dtype=F64) - steps) < 0).any()
+    names = ["A", "B", "C", "D"]
+    unary = [(a, b, float(steps[i, j])) for i, a in enumerate(names) for j, b in enumerate(names) if steps[i, j]]
+    grammar = plain_grammar(names, ["X"], [("A", "X", "X", 0.1)], [*unary, ("C", "X", 0.1), ("D", "X", 0.1)])
+    closure = tensor_form(grammar).closure.T
+    torch.testing.assert_close(closure, torch.linalg.inv(torch.eye(4, dtype=F64) - steps), rtol=1e-12, atol=1e-12)
+    assert (closure >= 0).all()
+    assert not closure[1:, 0].any()
+    assert not closure[2, [1, 3]].any()

@@ -13,6 +13,7 @@ from strategies import random_model
 from lvpcfg import Binarisation, InputError, Parser, corpus, evaluate, normalise, train
 from lvpcfg.chart.decode.chains import Chains
 from lvpcfg.distributions import ModelTrees
+from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.options import DECODERS
 from lvpcfg.trees.walk import words
 
@@ -237,3 +238,25 @@ def test_chains_prefer_rules_of_large_absolute_value():
     assert [names[symbol] for symbol in path] == ["A", "B", "C"]
     nowhere = chains.path(names.index("C"), names.index("A"))
     assert [names[symbol] for symbol in nowhere] == ["C", "A"]
+
+
+def test_log_probabilities_of_trees_by_rules_that_a_cp_form_does_not_list():
+    """Viterbi finds them, since the form gives them weight."""
+    model = random_model(1, (2, 3, 1, 4))
+    binary = model.grammar.binary
+    generator = torch.Generator().manual_seed(0)
+    sizes = (binary.interminal_states, sum(binary.state_counts), sum(binary.state_counts))
+    factors = (0.3 * torch.rand(2, size, generator=generator, dtype=binary.dtype) for size in sizes)
+    one_rule = WholeCP(binary.state_counts, binary.interminals, binary.rules[:1], *factors)
+    model = replace(model, grammar=replace(model.grammar, binary=one_rule), coarse=None)
+    sentences = [["dog", "barks"], ["barks", "dog", "dog"], ["dog"]]
+    trees = ModelTrees(model, sentences)
+    parses = Parser(model, "viterbi", "cpu", "float64").analyse(sentences)
+    expected = trees.log_prob([trees.skeletal(parse.tree) for parse in parses])
+    assert [math.log(parse.posterior) for parse in parses] == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["folder", None, ["a", "b"], 3])
+def test_what_is_no_model_is_named(model):
+    with pytest.raises(InputError, match="takes a model"):
+        Parser(model)
