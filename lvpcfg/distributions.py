@@ -8,6 +8,7 @@ top and a bottom state for each span, and what happens between them, any number 
 step of it. `log_prob` takes derivations or skeletal trees.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -363,8 +364,6 @@ class SentCFG(TreeDistribution):
         (leaf, weights, tops), constant = exponentials(terms, *others, lengths=lengths)
         sizes = torch.as_tensor(length if lengths is None else lengths, device=terms.device)
         constant = constant + (sizes - 1) * rule.squeeze(-1) + root.squeeze(-1)
-        if not bool(constant.isfinite().all()):
-            raise InputError("log-potentials are infinite or no numbers: expected numbers, or -inf for the impossible.")
         tops = torch.nn.functional.pad(tops, (0, outer))
         shared = rules.dim() == 3 and roots.dim() == 1
         form = dense_form(tops, weights) if shared else CFG(tops, (Rules.from_tensor(weights),))
@@ -426,6 +425,8 @@ def exponentials(
         within = within * (place < torch.as_tensor(lengths, device=words.device).unsqueeze(1))
     parts = [words - largest, *others]
     least = min(float(part.detach().masked_fill(part == -torch.inf, 0).min()) for part in parts)
+    if math.isnan(least):
+        raise InputError("log-potentials are infinite or no numbers: expected numbers, or -inf for the impossible.")
     if least < -WIDEST:
         raise InputError(f"log-potentials differ by {-least:.0f}: expected {WIDEST} at the most, or -inf.")
     if least < -WIDEST_FLOAT32:

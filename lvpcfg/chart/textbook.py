@@ -17,6 +17,7 @@ Numbers are given as the semiring's `convert` takes them: logarithms, or ordinar
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -116,28 +117,27 @@ class Lanes:
 
         `weights` are [size, batch, spans, width - 1, skeletal rules].
         """
+        splits = [k for k in self.prefix[p - 1] if width - k in self.child[p]]
+        _, batch, words, lanes = self.child[p][1].shape
+        which = self.rules.children[p].lanes
+        each = self.semiring.size() ** 2 * batch * (lanes if which is None else len(which)) * len(splits)
+        return in_parts(partial(self._sums, p, width, splits, weights), words - width + 1, each)
+
+    def _sums(self, p: int, width: int, splits: list[int], weights: Tensor | None, first: int, spans: int) -> Tensor:
+        """The same for some of the spans."""
         semiring, rules, left, right = self.semiring, self.rules, self.prefix[p - 1], self.child[p]
-        splits = [k for k in left if width - k in right]
-        lanes = (rules.children[0].lanes if p == 1 else None, rules.children[p].lanes)
-
-        def sums(first: int, spans: int) -> Tensor:
-            lefts = torch.stack([left[k].narrow(2, first, spans) for k in splits], -1)
-            rights = torch.stack([right[width - k].narrow(2, first + k, spans) for k in splits], -1)
-            if rules.every_pair and getattr(semiring, "products_fit", False):
-                return semiring.matmul(lefts, rights.mT).flatten(-2)
-            lefts, rights = (
-                cells if which is None else cells.index_select(-2, which)
-                for cells, which in zip((lefts, rights), lanes, strict=True)
-            )
-            products = semiring.mul(lefts, rights)
-            if weights is not None and rules.skeletal is not None:
-                of_splits = weights[:, :, first : first + spans, splits[0] - 1 : splits[-1]]
-                products = semiring.mul(products, of_splits.index_select(-1, rules.skeletal).mT)
-            return semiring.sum(products)
-
-        _, batch, spans, size = right[1].shape
-        size = size if lanes[1] is None else len(lanes[1])
-        return in_parts(sums, spans - width + 1, semiring.size() ** 2 * batch * size * len(splits))
+        lefts = torch.stack([left[k].narrow(2, first, spans) for k in splits], -1)
+        rights = torch.stack([right[width - k].narrow(2, first + k, spans) for k in splits], -1)
+        if rules.every_pair and getattr(semiring, "products_fit", False):
+            return semiring.matmul(lefts, rights.mT).flatten(-2)
+        of_left, of_right = rules.children[0].lanes if p == 1 else None, rules.children[p].lanes
+        lefts = lefts if of_left is None else lefts.index_select(-2, of_left)
+        rights = rights if of_right is None else rights.index_select(-2, of_right)
+        products = semiring.mul(lefts, rights)
+        if weights is not None and rules.skeletal is not None:
+            of_splits = weights[:, :, first : first + spans, splits[0] - 1 : splits[-1]]
+            products = semiring.mul(products, of_splits.index_select(-1, rules.skeletal).mT)
+        return semiring.sum(products)
 
 
 def unary_closure(steps: Float[Tensor, "parents states"]) -> Float[Tensor, "states states"]:
