@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from enumeration import Dense, derivations, total
 from nltk.tree import Tree
 from rich.console import Console
 
-from lvpcfg import InputError, Model, Parser, evaluate, normalise, read_berkeley, read_trees
+from lvpcfg import InputError, Model, Parser, compress, evaluate, normalise, read_berkeley, read_trees
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.jobs import import_
@@ -355,3 +355,16 @@ def test_real_rules_without_words(data):
     inner = int(grammar.first_state[len(grammar.symbols.interminals)])
     # A tree goes on below every state: by a binary rule, or by a chain down to one or to a tag.
     assert bool((grammar.row_sums()[:inner] > 0.99).all())
+
+
+@pytest.mark.treebank
+def test_distributions_of_a_real_grammar_in_part_in_cp_form(data):
+    """Of which some rules keep their tensors: the sums are those of all rules written out, and of the parser."""
+    small = compress(read_berkeley(data / "grammars" / "wsj_1"), method="als", rank=1, threshold=1e-4)
+    assert 0 < len(small.grammar.binary.cp_rules) < len(small.grammar.binary)
+    full = replace(small, grammar=small.grammar.written_out())
+    sentences = [["Stocks", "fell", "."], ["The", "bank", "raised", "rates", "again", "."]]
+    log_z = ModelTrees(small, sentences).partition
+    torch.testing.assert_close(log_z, ModelTrees(full, sentences).partition, rtol=1e-9, atol=1e-9)
+    parsed = Parser(small, dtype="float64", prune=0).analyse(sentences)
+    assert [parse.sentence_log_prob for parse in parsed] == pytest.approx(log_z.tolist(), rel=1e-9)

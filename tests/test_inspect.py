@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from strategies import random_model
 
-from lvpcfg import InputError, Model, corpus, train
+from lvpcfg import InputError, Model, compress, corpus, train
 from lvpcfg.evaluation.inspect import OTHER, RULES, look_inside
 from lvpcfg.evaluation.page import page
 from lvpcfg.grammar.expectations import expected_states
@@ -195,3 +195,21 @@ def test_job_on_symbols_that_are_not_there(job):
         job(None)
     with pytest.raises(InputError, match="needs one model folder"):
         job(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options"),
+    [
+        ({"estimator": "em", "states": 2, "iterations": 2}, {"method": "als", "rank": 1, "threshold": 1.0}),
+        ({"estimator": "em", "states": 2, "iterations": 2}, {"method": "als", "rank": 1, "threshold": 1e-2}),
+        ({}, {"method": "cover"}),
+        ({}, {"method": "svd", "error": 0.1}),
+        ({}, {"method": "apr", "rank": 20}),
+    ],
+    ids=str,
+)
+def test_job_on_compressed_models(job, estimator, options):
+    model = train(corpus("dev")[:60], **estimator)
+    result, printed = job(compress(model, **options))
+    assert result["symbols"] == len(model.grammar.symbols)
+    assert "likeliest words" in printed
