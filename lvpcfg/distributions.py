@@ -39,12 +39,10 @@ from lvpcfg.chart.semirings import (
     Sampled,
     Semiring,
     Signed,
-    ones,
     require_nonnegative,
     safe_log,
-    zeros,
 )
-from lvpcfg.chart.textbook import CFG, Weights
+from lvpcfg.chart.textbook import CFG
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
@@ -229,7 +227,7 @@ class TreeDistribution(Distribution):
         if not isinstance(self.form, CFG):
             return log_partition(self.form, self.leaf, self.lengths, allowed)[0]
         semiring, grammar, words = self._for_sums()
-        weights = None if allowed is None else _weights(semiring, words, allowed)
+        weights = None if allowed is None else textbook.only_allowed(semiring, words, allowed)
         return semiring.unconvert(textbook.inside(semiring, grammar, words, self.lengths, weights)[0])
 
     def _textbook_marginals(self) -> Marginals:
@@ -389,20 +387,6 @@ def checked_lengths(
 
 def _as_derivations(trees: Sequence[Sequence[Node] | None]) -> list[Derivation]:
     return [Derivation(tuple(tree or ())) for tree in trees]
-
-
-def _weights(semiring: Semiring, like: Tensor, allowed: Allowed) -> Weights:
-    """One for the states of spans that are allowed, zero for all others."""
-    batch, length = like.shape[:2]
-    i = torch.arange(length, device=like.device).unsqueeze(1)
-    width = torch.arange(length, device=like.device) - i  # [i, j], less one
-
-    def weights(layer: Tensor) -> Tensor:  # [start, batch, width - 1, states]
-        there = layer.transpose(0, 1)[:, i, width.clamp_min(0)]  # [batch, i, j, states]
-        one, zero = (fill(semiring, like, batch, length, length, there.shape[-1]) for fill in (ones, zeros))
-        return torch.where(there, one, zero)
-
-    return Weights(weights(allowed.top), weights(allowed.bottom))
 
 
 def _expect_number(what: str, number: object) -> int:

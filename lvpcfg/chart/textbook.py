@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lvpcfg.chart.derivations import Allowed
 from lvpcfg.chart.lanes import Map, Rules, in_parts
 from lvpcfg.chart.semirings import Log, Semiring, ones, zeros
 
@@ -148,6 +149,19 @@ def unary_closure(steps: Float[Tensor, "parents states"]) -> Float[Tensor, "stat
 
 def _weighted(semiring: Semiring, cells: Tensor, weights: Tensor | None, width: int) -> Tensor:
     return cells if weights is None else semiring.mul(cells, weights.diagonal(width - 1, 2, 3).movedim(-1, 2))
+
+
+def only_allowed(semiring: Semiring, words: Float[Tensor, "batch n _"], allowed: Allowed) -> Weights:
+    """One for the states of spans that are allowed, zero for all others."""
+    return Weights(_by_span(semiring, words, allowed.top), _by_span(semiring, words, allowed.bottom))
+
+
+def _by_span(semiring: Semiring, like: Tensor, layer: Tensor) -> Tensor:
+    """[starts, batch, widths, states], true or false -> one or zero, [size, batch, i, j, states]."""
+    i = torch.arange(len(layer), device=layer.device).unsqueeze(1)
+    width = (torch.arange(len(layer), device=layer.device) - i).clamp_min(0)  # [i, j], less one
+    there = layer.transpose(0, 1)[:, i, width]
+    return torch.where(there, ones(semiring, like, *there.shape), zeros(semiring, like, *there.shape))
 
 
 def log_partition(

@@ -6,14 +6,14 @@ They have what the rest of the engine asks of `Chart` and `Outside`: log Z, its 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
 from lvpcfg.chart.fast.as_textbook import as_textbook
 from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.semirings import Log, safe_log
-from lvpcfg.chart.textbook import Weights, inside
+from lvpcfg.chart.textbook import Weights, inside, only_allowed
 
 
 class LogChart:
@@ -37,13 +37,7 @@ class LogChart:
         return total[0]
 
     def _weights(self) -> Weights:
-        if self.allowed is None:
-            return Weights()
-        top, bottom = (
-            torch.where(_by_span(mask), 0.0, -torch.inf).to(self.leaf).unsqueeze(0)
-            for mask in (self.allowed.top, self.allowed.bottom)
-        )
-        return Weights(top, bottom)
+        return Weights() if self.allowed is None else only_allowed(Log, self.leaf.transpose(0, 1), self.allowed)
 
     def gradients(
         self, gradient: Float[Tensor, "batch"]
@@ -80,11 +74,3 @@ class LogOutside:
     def __init__(self, chart: LogChart, gradient: Float[Tensor, "batch"], parameters: bool = False) -> None:
         self.leaf, tensors = chart.gradients(gradient)
         self.tensors: list[Tensor | None] = [*tensors] if parameters else [None] * len(tensors)
-
-
-def _by_span(mask: Bool[Tensor, "n batch n states"]) -> Bool[Tensor, "batch n n states"]:
-    """[starts, batch, widths, states] -> [batch, i, j, states], j being the last word of a span."""
-    n = len(mask)
-    start = torch.arange(n, device=mask.device)
-    width = (start - start.unsqueeze(1)).clamp_min(0)  # less one
-    return mask[start.unsqueeze(1), :, width].permute(2, 0, 1, 3)
