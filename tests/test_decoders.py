@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import WITH_GRAMMAR, Case, Posteriors, decoded, listable, make, small
 
+from lvpcfg.chart.decode.decode import BestTrees
 from lvpcfg.chart.fast.build import cp_form
 from lvpcfg.errors import InputError
 from lvpcfg.options import FREE, PRODUCT, RECALL, RULE_SUM, VARIATIONAL
@@ -87,3 +88,22 @@ class TestDecoders:
         case = replace(make("cp"), grammar=make("rule list").grammar)
         with pytest.raises(InputError, match="no list of rules"):
             decoded(case, case.leaf(3, 1), PRODUCT)
+
+
+def test_a_tree_with_a_gap_is_none():
+    """Nodes 0 to 5 are the bottoms and tops of two words and of both; the right word has lost its bottom, or not."""
+    start, width = torch.tensor([0, 0, 1, 1, 0, 0]), torch.tensor([1, 1, 1, 1, 2, 2])
+    for lost in (False, True):
+        best = BestTrees(6, torch.zeros(1))
+        nodes, left, right = (
+            torch.tensor([1, 3, 4, 5]),
+            torch.tensor([0, 6 if lost else 2, 1, 4]),
+            torch.tensor([6, 6, 3, 6]),
+        )
+        best.put(nodes, left, right, torch.zeros(4))
+        (tree,) = best.skeletons(
+            torch.tensor([5]), torch.tensor([2]), lambda node: (start[node], width[node], torch.zeros_like(node))
+        )
+        assert (tree is None) == lost
+        if not lost:
+            assert [(node.start, node.width, node.split) for node in tree] == [(0, 2, 1), (0, 1, 0), (1, 1, 0)]

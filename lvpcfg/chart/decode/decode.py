@@ -110,7 +110,7 @@ class BestTrees:
         lengths: Int64[Tensor, "sentences"],
         describe: Callable[[Tensor], tuple[Tensor, ...]],
     ) -> list[Skeleton | None]:
-        """The trees below the top nodes, None where that is `nothing`.
+        """The trees below the top nodes; None where that is `nothing`, or where a node of the tree has no edge.
 
         `describe` gives the start, width and symbol of nodes. A tree over n words has 2n - 1 spans, so that the index
         of every span in preorder follows from the widths of those before it: all trees are walked at once, and the
@@ -118,9 +118,8 @@ class BestTrees:
         """
         first = starts_of(2 * lengths - 1)
         total, longest = torch.stack([first[-1], lengths.max()]).tolist()
-        above = torch.full(
-            (total + 1,), self.nothing, device=tops.device
-        )  # the top node of each span; the last is none
+        # The top node of each span; the last is none.
+        above = torch.full((total + 1,), self.nothing, device=tops.device)
         above[first[:-1]] = tops
         place = torch.arange(total + 1, device=tops.device)
 
@@ -143,10 +142,11 @@ class BestTrees:
         left = self.left[below]
         (start, width, top), (_, _, bottom), (_, split, _) = known(above), known(below), known(left)
         split = torch.where(left == self.nothing, 0, split)
-        there = (above != self.nothing).long()
+        there = ((above != self.nothing) & (below != self.nothing)).long()
         rows = torch.stack([there, start, width, top, bottom, split], 1).tolist()
         trees = [rows[begin:end] for begin, end in itertools.pairwise(first.tolist())]
-        return [[Node(*row[1:]) for row in tree] if tree[0][0] else None for tree in trees]
+        # A tree with a gap is none: a choice above it underflowed.
+        return [[Node(*row[1:]) for row in tree] if all(row[0] for row in tree) else None for tree in trees]
 
 
 class Decoder:
