@@ -232,12 +232,13 @@ class SymbolChart:
 
     def _roots(self) -> None:
         """The best symbol of each sentence."""
-        chart, grammar = self.chart, self.grammar
+        chart, outside, grammar, cells = self.chart, self.outside, self.grammar, self.chart.sentence_cells
         symbol = torch.arange(grammar.symbols, device=chart.word.device)
-        node = self._nodes(chart.sentence_cells.unsqueeze(1), symbol, True)  # [batch, symbols]
-        posterior = grammar.by_symbol(
-            chart.top.cells * self.outside.top.cells, chart.word_top * self.outside.word_top
-        ).index_select(0, chart.sentence_cells)
+        node = self._nodes(cells.unsqueeze(1), symbol, True)  # [batch, symbols]
+        phrases, of_phrases = (layer.cells.index_select(0, cells) for layer in (chart.top, outside.top))
+        words, of_words = (layer.narrow(0, 0, chart.batch) for layer in (chart.word_top, outside.word_top))
+        tags = torch.where(chart.is_word, grammar.tags(words * of_words), 0)
+        posterior = torch.cat([grammar.phrases(phrases * of_phrases), tags], 1)
         worth = self.worth.rule(posterior, torch.ones_like(posterior)) + self.best.worth[node]
         self.root_worth, best = worth.max(1)
         self.roots = torch.where(
