@@ -6,12 +6,13 @@
 Parameters are kept in one of three ways (`parametrisation`):
 
     logits       each is exp of its parameter, divided by what the state rewrites to in all: a normalised grammar
-    log-weights  each is exp of its parameter: any non-negative grammar
+    log-weights  each is exp of its parameter: any non-negative grammar whose chains of unary rules have a sum
     values       each is its parameter: signed grammars too
 
 In the first two, what is zero in the model has the parameter -inf: it stays zero, and its gradient is 0. Which rules
 there are, and how charts and forests compute with them, is found out once. The numerator of a likelihood, the weight of
-observed trees, and its denominator, the sum over all trees, are functions of the same tensors.
+observed trees, and its denominator, the sum over all trees or over those that pruning leaves, are functions of the same
+tensors.
 """
 
 from collections.abc import Sequence
@@ -19,21 +20,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from nltk.tree import Tree
 from torch import Tensor, nn
 
 from lvpcfg.chart.derivations import Skeletal
 from lvpcfg.chart.fast.build import form, with_parameters
-from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
+from lvpcfg.chart.forest.candidates import with_trees
+from lvpcfg.chart.forest.observed import ForestOverWords, ObservedTrees, RuleNumbers
 from lvpcfg.chart.forest.prune import FineRules
+from lvpcfg.chart.forest.pruning import Pruning
+from lvpcfg.chart.stages import Stages
+from lvpcfg.decompose.coarse import covered
 from lvpcfg.distributions import TreeDistribution, checked_lengths, encoded, exponentials, skeletal
 from lvpcfg.errors import InputError, expect, show
+from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.normalise import normalise_all
 
 LOGITS, LOG_WEIGHTS, VALUES = PARAMETRISATIONS = ("logits", "log-weights", "values")
+UNARY = 0.99  # the unary rules of a state, as log-weights, add up to no more, so that chains of them have a sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +49,26 @@ class Observed:
     """Treebank trees as a layer computes their weights; see `GrammarLayer.observe`."""
 
     words: list[list[str]]
+    entries: Int[Tensor, "batch length"]  # of the lexicon
+    lengths: Int[Tensor, "batch"]
     trees: list[Skeletal]
-    forest: ObservedTrees | None
+    forest: ObservedTrees | None  # None, if the grammar makes none of the trees
+    candidates: ForestOverWords | None  # what they are compared with; None: all trees of their sentences
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """What words are worth to the states of the preterminals."""
+
+    leaf: Float[Tensor, "length batch states"]
+    lengths: Int[Tensor, "batch"] | None  # None, if all are the same
+    constant: Float[Tensor, "batch"] | None = None  # log of a factor that `leaf` leaves out
 
 
 class GrammarLayer(nn.Module):
     """A model's grammar, in whatever representation its binary rules are."""
+
+    _most_unary: Float[Tensor, "interminal_states"]  # what the unary rules of a state may add up to
 
     def __init__(self, model: Model, parametrisation: str = LOGITS) -> None:
         super().__init__()
@@ -76,6 +98,8 @@ class GrammarLayer(nn.Module):
         self.words = parameter(grammar.lexical.value)
         self.unknown_words = parameter(grammar.lexical.backoff)
         self._structure = _Structure(grammar)
+        sums = grammar.unary_matrix().detach().sum(1)
+        self.register_buffer("_most_unary", torch.where(sums < 1, sums.clamp_min(UNARY), sums), persistent=False)
 
     @classmethod
     def from_model(cls, model: Model, parametrisation: str = LOGITS) -> "GrammarLayer":
@@ -96,7 +120,13 @@ class GrammarLayer(nn.Module):
             binary=old.binary.with_tensors(dict(zip(old.binary.tensors, tensors, strict=True))),
             lexical=replace(old.lexical, value=words, backoff=unknown),
         )
-        return _normalised(grammar) if self.parametrisation == LOGITS else grammar
+        if self.parametrisation == LOGITS:
+            return _normalised(grammar)
+        if self.parametrisation == LOG_WEIGHTS and not grammar.closed:
+            sums = grammar.unary_matrix().sum(1)
+            factor = self._most_unary / torch.maximum(sums, self._most_unary)
+            return replace(grammar, unary=grammar.unary * factor[grammar.unary_states()[0]])
+        return grammar
 
     def forward(
         self,
@@ -109,21 +139,43 @@ class GrammarLayer(nn.Module):
         `word_scores`, [batch, length, states], stand in place of the lexicon: logarithms, or with `values` as the
         parametrisation ordinary numbers. `lengths`, [batch], says which sentences are shorter than the longest.
         """
-        return self._trees(self.grammar(), sentences, word_scores, lengths)
+        grammar = self.grammar()
+        return self._trees(grammar, self._words(grammar, sentences, word_scores, lengths))
 
-    def observe(self, trees: Sequence[Tree]) -> Observed:
+    def observe(self, trees: Sequence[Tree], prune: float = 0.0) -> Observed:
         """Treebank trees prepared for any number of calls of `log_weight` and `log_prob`.
 
-        They stay on the device where the layer is now.
+        With `prune`, `log_prob` compares a tree with what is left of its sentence when rules at splits whose posterior
+        by the model's coarse grammar is below `prune` are dropped; the tree itself is always left. The result is then
+        an upper bound. They stay on the device where the layer is now.
         """
         if isinstance(trees, Tree) or not all(isinstance(tree, Tree) for tree in trees):
             raise InputError(f"a grammar layer observes a list of trees: found {show(trees)}.")
         normal = normalise_all(trees)
         if not normal or len(normal) < len(trees):
             raise InputError("a grammar layer observes trees of a word or more.")
+        words = [tree.leaves() for tree in normal]
+        entries, _ = encoded(self.model.lexicon, words, self.root.device)
+        lengths = torch.tensor([len(sentence) for sentence in words], device=self.root.device)
         skeletons = [skeletal(self.model, tree) for tree in normal]
-        forest = ObservedTrees.of(skeletons, self._structure.forest_rules, self._structure.rule_numbers)
-        return Observed([tree.leaves() for tree in normal], skeletons, forest)
+        rules = self._structure.forest_rules
+        forest = ObservedTrees.of(skeletons, rules, self._structure.rule_numbers)
+        candidates = self._candidates(entries, lengths, forest, prune) if prune > 0 else None
+        return Observed(words, entries, lengths, skeletons, forest, candidates)
+
+    @torch.no_grad()
+    def _candidates(
+        self, entries: Tensor, lengths: Tensor, trees: ObservedTrees | None, prune: float
+    ) -> ForestOverWords:
+        """What pruning by the model leaves, and the trees."""
+        pruning, coarse = self._structure.pruning(self.model)
+        flat = entries[torch.arange(entries.shape[1], device=entries.device) < lengths.unsqueeze(1)]
+        words, coarse_words = self._structure.grammar.lexical.lookup(flat), coarse.lookup(flat)
+        forest, nodes = pruning.forest(words, coarse_words, lengths, prune)
+        rules = self._structure.forest_rules
+        if trees is not None:
+            forest, nodes = with_trees(forest, nodes, trees.forest, trees.nodes, trees.sentences, len(rules.sizes))
+        return ForestOverWords.of(forest, nodes, rules)
 
     def log_weight(
         self,
@@ -137,7 +189,8 @@ class GrammarLayer(nn.Module):
         grammar it is log p(tree, sentence).
         """
         grammar, observed = self.grammar(), self._observed(trees)
-        return self._log_weight(observed, grammar, self._trees_over(observed, grammar, sentences, word_scores))
+        words = self._words_over(observed, grammar, sentences, word_scores)
+        return self._log_weight(observed, grammar, self._structure.forest_rules.with_parameters(grammar), words)
 
     def log_prob(
         self,
@@ -147,9 +200,15 @@ class GrammarLayer(nn.Module):
     ) -> Float[Tensor, "batch"]:
         """log p(tree | sentence) of treebank trees; -inf for trees that the grammar does not have."""
         grammar, observed = self.grammar(), self._observed(trees)
-        distribution = self._trees_over(observed, grammar, sentences, word_scores)
-        weight = self._log_weight(observed, grammar, distribution)
-        return torch.where(weight > -torch.inf, weight - distribution.partition, -torch.inf)
+        words = self._words_over(observed, grammar, sentences, word_scores)
+        rules = self._structure.forest_rules.with_parameters(grammar)
+        weight = self._log_weight(observed, grammar, rules, words)
+        if observed.candidates is None:
+            log_z = self._trees(grammar, words).partition
+        else:
+            log_z = observed.candidates.log_z(rules, words.leaf)
+            log_z = log_z if words.constant is None else log_z + words.constant
+        return torch.where(weight > -torch.inf, weight - log_z, -torch.inf)
 
     def to_model(self) -> Model:
         """The model with the parameters as they are now; its coarse grammar stays what it was."""
@@ -169,80 +228,80 @@ class GrammarLayer(nn.Module):
         )
         return replace(self.model, grammar=grammar.to("cpu"))
 
-    def _trees(
+    def _words(
         self,
         grammar: Grammar,
         sentences: Sequence[Sequence[str]] | None,
         word_scores: Tensor | None,
         lengths: Tensor | None,
-    ) -> TreeDistribution:
+    ) -> Words:
         if (sentences is None) == (word_scores is None):
             raise InputError("a grammar layer takes sentences, or word_scores in place of them.")
-        if sentences is not None and lengths is not None:
-            raise InputError("sentences have their own lengths: `lengths` goes with word_scores.")
-        rules, constant = with_parameters(self._structure.form, grammar), None
         if sentences is not None:
+            if lengths is not None:
+                raise InputError("sentences have their own lengths: `lengths` goes with word_scores.")
             entries, lengths = encoded(self.model.lexicon, sentences, self.root.device)
-            leaf = grammar.lexical.lookup(entries)
-        else:
-            assert word_scores is not None
-            states = len(grammar.root) - grammar.interminal_states
-            if not isinstance(word_scores, Tensor) or not word_scores.is_floating_point():
-                raise InputError(f"word_scores are {show(word_scores)}: expected a tensor of floating-point numbers.")
-            if word_scores.dim() != 3 or word_scores.shape[2] != states or not word_scores.numel():
-                raise InputError(
-                    f"word_scores have the shape {tuple(word_scores.shape)}: expected [batch, length, {states}]."
-                )
-            if word_scores.device != self.root.device:
-                raise InputError(
-                    f"word_scores are on {word_scores.device} and the layer on {self.root.device}: expected one device."
-                )
-            batch, length, _ = word_scores.shape
-            lengths = checked_lengths(lengths, batch, length, word_scores.device)
-            leaf = word_scores
-            if self.parametrisation != VALUES:
-                (leaf,), constant = exponentials(word_scores, lengths=lengths)
-        leaf = leaf.transpose(0, 1)
-        dtype = torch.promote_types(leaf.dtype, rules.root.dtype)
-        return TreeDistribution(rules.to(dtype), leaf.to(dtype), lengths, self._structure.symbol_of_state, constant)
+            return Words(grammar.lexical.lookup(entries).transpose(0, 1), lengths)
+        assert word_scores is not None
+        states = len(grammar.root) - grammar.interminal_states
+        if not isinstance(word_scores, Tensor) or not word_scores.is_floating_point():
+            raise InputError(f"word_scores are {show(word_scores)}: expected a tensor of floating-point numbers.")
+        if word_scores.dim() != 3 or word_scores.shape[2] != states or not word_scores.numel():
+            raise InputError(
+                f"word_scores have the shape {tuple(word_scores.shape)}: expected [batch, length, {states}]."
+            )
+        if word_scores.device != self.root.device:
+            raise InputError(
+                f"word_scores are on {word_scores.device} and the layer on {self.root.device}: expected one device."
+            )
+        batch, length, _ = word_scores.shape
+        lengths = checked_lengths(lengths, batch, length, word_scores.device)
+        if self.parametrisation == VALUES:
+            return Words(word_scores.transpose(0, 1), lengths)
+        (leaf,), constant = exponentials(word_scores, lengths=lengths)
+        return Words(leaf.transpose(0, 1), lengths, constant)
+
+    def _trees(self, grammar: Grammar, words: Words) -> TreeDistribution:
+        """All trees over words."""
+        rules = with_parameters(self._structure.form, grammar)
+        dtype = torch.promote_types(words.leaf.dtype, rules.root.dtype)
+        symbols = self._structure.symbol_of_state
+        return TreeDistribution(rules.to(dtype), words.leaf.to(dtype), words.lengths, symbols, words.constant)
 
     def _observed(self, trees: Sequence[Tree] | Observed) -> Observed:
         return trees if isinstance(trees, Observed) else self.observe(trees)
 
-    def _trees_over(
+    def _words_over(
         self,
         observed: Observed,
         grammar: Grammar,
         sentences: Sequence[Sequence[str]] | None,
         word_scores: Tensor | None,
-    ) -> TreeDistribution:
-        """All trees over the words of those observed."""
-        sizes, lengths = [len(words) for words in observed.words], None
+    ) -> Words:
+        """Those of the trees, if no others are given in their place."""
+        if sentences is None and word_scores is None:
+            return Words(grammar.lexical.lookup(observed.entries).transpose(0, 1), observed.lengths)
+        sizes = [len(words) for words in observed.words]
+        if sentences is not None and (given := [len(words) for words in sentences]) != sizes:
+            raise InputError(f"the trees have {show(sizes)} words and the sentences {show(given)}.")
         if word_scores is None:
-            sentences = observed.words if sentences is None else sentences
-            given = [len(words) for words in sentences]
-            if given != sizes:
-                raise InputError(f"the trees have {show(sizes)} words and the sentences {show(given)}.")
-        elif word_scores.dim() != 3 or len(word_scores) != len(sizes) or word_scores.shape[1] < max(sizes):
+            return self._words(grammar, sentences, None, None)
+        if word_scores.dim() != 3 or len(word_scores) != len(sizes) or word_scores.shape[1] < max(sizes):
             expected = f"[{len(sizes)}, {max(sizes)}, states]"
             raise InputError(f"word_scores have the shape {tuple(word_scores.shape)}: expected {expected}.")
-        else:
-            lengths = torch.tensor(sizes, device=word_scores.device)
-        return self._trees(grammar, sentences, word_scores, lengths)
+        return self._words(grammar, sentences, word_scores, observed.lengths.to(word_scores.device))
 
-    def _log_weight(self, observed: Observed, grammar: Grammar, distribution: TreeDistribution) -> Tensor:
-        weight = torch.full(distribution.batch_shape, -torch.inf, dtype=torch.float64, device=self.root.device)
+    def _log_weight(self, observed: Observed, grammar: Grammar, rules: FineRules, words: Words) -> Tensor:
+        weight = torch.full((len(observed.words),), -torch.inf, dtype=torch.float64, device=self.root.device)
         if observed.forest is not None:
-            rules = self._structure.forest_rules.with_parameters(grammar)
-            found = observed.forest.log_weights(rules, distribution.leaf)
-            weight = weight.index_copy(0, observed.forest.sentences, found)
+            weight = weight.index_copy(0, observed.forest.sentences, observed.forest.log_weights(rules, words.leaf))
         # Charts compute what is left: trees with rules that are not listed, to which one CP form of all rules may give
         # weight, and weights that are negative or out of range.
         failed = (~weight.isfinite()).nonzero().squeeze(1)
         if len(failed):
-            part = distribution.part(failed)
+            part = self._trees(grammar, words).part(failed)
             weight = weight.index_copy(0, failed, part.log_weight([observed.trees[i] for i in failed.tolist()]))
-        return weight if distribution.constant is None else weight + distribution.constant
+        return weight if words.constant is None else weight + words.constant
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Moves the structure along with the parameters."""
@@ -261,6 +320,7 @@ class _Structure:
         for name in grammar.binary.structure:  # found out now, and kept by `with_tensors`
             getattr(grammar.binary, name)
         self.form = form(grammar)
+        self._pruning: tuple[Pruning, LexicalTable] | None = None
 
     @cached_property
     def forest_rules(self) -> FineRules:
@@ -269,6 +329,14 @@ class _Structure:
     @cached_property
     def rule_numbers(self) -> RuleNumbers:
         return RuleNumbers(self.forest_rules)
+
+    def pruning(self, model: Model) -> tuple[Pruning, LexicalTable]:
+        """How charts are pruned, by the model as it was given; and the words of its coarse grammar."""
+        if self._pruning is None:
+            root = self.grammar.root
+            coarse = covered(model.coarse or projected_coarse(model.grammar)).to(root.device, root.dtype)
+            self._pruning = Pruning(self.grammar, coarse, Stages(root.device)), coarse.grammar.lexical
+        return self._pruning
 
 
 def _normalised(grammar: Grammar) -> Grammar:

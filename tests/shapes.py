@@ -22,6 +22,8 @@ CHECKED = [
     "lvpcfg.chart.forest.prune",
     "lvpcfg.chart.forest.layout",
     "lvpcfg.chart.forest.observed",
+    "lvpcfg.chart.forest.pruning",
+    "lvpcfg.chart.forest.candidates",
     "lvpcfg.chart.forest.viterbi",
     "lvpcfg.chart.decode",
 ]

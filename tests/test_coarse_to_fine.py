@@ -11,7 +11,6 @@ from nltk.tree import Tree
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, compress, corpus, train
-from lvpcfg.chart.decode import coarse_to_fine
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode.decode import best_trees
 from lvpcfg.chart.decode.viterbi import best_derivations
@@ -20,6 +19,7 @@ from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.chart.forest import layout, plan
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
 from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
+from lvpcfg.chart.forest.pruning import pruned
 from lvpcfg.decompose.coarse import covered, with_coarse
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.expectations import expected_states
@@ -147,7 +147,7 @@ def test_what_is_left_is_what_is_above_the_threshold(threshold):
     leaf = words @ coarse.fold
 
     def edges(threshold):
-        forest, nodes = coarse.coarse.forest(leaf, lengths, threshold)
+        forest, nodes = coarse.pruning.coarse.forest(leaf, lengths, threshold)
         known = (
             [(*(int(column[node]) for column in vars(nodes).values()),) for node in range(len(nodes.symbol))]
             + [("top", sentence) for sentence in range(len(lengths))]
@@ -158,7 +158,7 @@ def test_what_is_left_is_what_is_above_the_threshold(threshold):
 
     forest, nodes, every = edges(0.0)
     first = torch.tensor([0, 6, 12, 17, 22, 23])
-    rules = coarse.coarse.rules
+    rules = coarse.pruning.coarse.rules
     at = first[nodes.sentence[forest.leaves]] + nodes.start[forest.leaves]
     posterior = Fine(forest, rules, rules.leaf(leaf, at, nodes.symbol[forest.leaves])).posteriors().edges.tolist()
     *_, left = edges(threshold)
@@ -172,19 +172,19 @@ def test_a_grammar_with_few_states_in_between_loses_nothing_at_low_thresholds():
     options = {"cycles": 2, "split_iterations": 4, "merge_iterations": 2, "smooth_iterations": 1}
     model = train(corpus("train")[:80], estimator="split_merge", **options)
     sentences = [tree.leaves() for tree in corpus("dev")][:8]
-    pruned, exhaustive = (Parser(model, PRODUCT, "cpu", "float64", prune) for prune in (1e-12, 0))
-    for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
+    some, exhaustive = (Parser(model, PRODUCT, "cpu", "float64", prune) for prune in (1e-12, 0))
+    for one, two in zip(some.analyse(sentences), exhaustive.analyse(sentences), strict=True):
         assert (one.tree, one.log_prob) == (two.tree, pytest.approx(two.log_prob, rel=1e-9))
-    assert len(pruned._coarse_to_fine.middle) == 1
+    assert len(some._coarse_to_fine.pruning.middle) == 1
 
 
 def test_a_forest_with_fewer_edges_has_fewer_nodes():
     case = make("rule tensors, unary")
     words, lengths = flat(case.leaf(6, 3))
     parser = coarse_to_fine_of([case.grammar], PRODUCT)
-    packed, nodes = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+    packed, nodes = parser.pruning.coarse.forest(words @ parser.fold, lengths, 0.0)
     keep = nodes.symbol[packed.left] < 2  # no edge over a leaf
-    smaller, kept = coarse_to_fine.pruned(packed, nodes, keep)
+    smaller, kept = pruned(packed, nodes, keep)
     assert not len(smaller.leaves)
     assert smaller.nodes == len(kept.symbol) + 3 < packed.nodes
     for name in ("left", "parent"):
@@ -289,13 +289,13 @@ def test_the_parser_agrees_with_exhaustive_charts(decoder, unary):
     model = with_coarse(model)
     sentences = [["dog"], ["dog", "barks"], ["dog", "barks", "new"], ["barks", "dog", "new", "dog"], ["dog"] * 4]
     sentences = sentences if unary else sentences[2:]  # what the grammar has trees for
-    pruned, exhaustive = (Parser(model, decoder, "cpu", "float64", prune) for prune in (1e-12, 0))
-    for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
+    some, exhaustive = (Parser(model, decoder, "cpu", "float64", prune) for prune in (1e-12, 0))
+    for one, two in zip(some.analyse(sentences), exhaustive.analyse(sentences), strict=True):
         assert one.tree == two.tree
         if decoder != FREE:  # whose trees are not those of a forest
             assert one.log_prob == pytest.approx(two.log_prob, rel=1e-9)
         assert one.sentence_log_prob == pytest.approx(two.sentence_log_prob, rel=1e-9)
-    assert pruned.counts.fallbacks == exhaustive.counts.fallbacks == pruned.counts.exhaustive == 0
+    assert some.counts.fallbacks == exhaustive.counts.fallbacks == some.counts.exhaustive == 0
 
 
 @pytest.fixture(scope="module", params=["collapse", "keep"])
@@ -307,13 +307,13 @@ def latent(request):
 def test_pruning_leaves_the_objective_as_it_is(latent, decoder):
     """With and without unary rules: without them, the step from bottom to top of a span is worth nothing."""
     sentences = [tree.leaves() for tree in corpus("dev") if 5 <= len(tree.leaves()) <= 14][:60]
-    pruned, exhaustive = (Parser(latent, decoder, "cpu", "float64", prune) for prune in (1e-30, 0))
-    for one, two in zip(pruned.analyse(sentences), exhaustive.analyse(sentences), strict=True):
+    some, exhaustive = (Parser(latent, decoder, "cpu", "float64", prune) for prune in (1e-30, 0))
+    for one, two in zip(some.analyse(sentences), exhaustive.analyse(sentences), strict=True):
         assert one.tree == two.tree
         assert one.sentence_log_prob == pytest.approx(two.sentence_log_prob, rel=1e-9)
         if decoder != FREE:  # whose trees need not be trees of the grammar
             assert one.log_prob == pytest.approx(two.log_prob, rel=1e-9)
-    assert pruned.counts.fallbacks == exhaustive.counts.fallbacks == pruned.counts.exhaustive == 0
+    assert some.counts.fallbacks == exhaustive.counts.fallbacks == some.counts.exhaustive == 0
 
 
 def test_grammars_whose_rules_are_all_between_phrases():
@@ -321,7 +321,7 @@ def test_grammars_whose_rules_are_all_between_phrases():
     short, long = "(TOP (S (NP (NN a)) (VP (VB b))))", "(TOP (S (NP (NN c)) (VP (VP (VB b)) (NP (NN a)))))"
     trees = [Tree.fromstring(short), Tree.fromstring(long)]
     parser = Parser(train(trees * 5, "em", states=2, iterations=2), device="cpu")
-    assert parser._coarse_to_fine.coarse.form.term_counts[1:] == (0, 0, 0)
+    assert parser._coarse_to_fine.pruning.coarse.form.term_counts[1:] == (0, 0, 0)
     assert parser.parse_sents([tree.leaves() for tree in trees]) == trees
     assert parser.counts.exhaustive == 0
 
@@ -422,7 +422,7 @@ class TestGradients:
         case = make("rule tensors, unary")
         parser = coarse_to_fine_of([case.grammar], PRODUCT)
         words, lengths = flat(case.leaf(4, 2))
-        packed, kept = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+        packed, kept = parser.pruning.coarse.forest(words @ parser.fold, lengths, 0.0)
         rules = parser.rules[0]
         word = 4 * kept.sentence[packed.leaves] + kept.start[packed.leaves]
         return packed, rules, rules.leaf(words, word, kept.symbol[packed.leaves])

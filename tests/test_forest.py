@@ -63,7 +63,7 @@ class Packed:
         case = make("rule tensors")
         words, lengths = flat(case.leaf(length, sentences))
         parser = coarse_to_fine_of([case.grammar], PRODUCT)
-        self.forest, self.nodes = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+        self.forest, self.nodes = parser.pruning.coarse.forest(words @ parser.fold, lengths, 0.0)
         self.words = case.leaf(length, sentences) - 0.4 * signed
         words, leaves = flat(self.words)[0], self.forest.leaves
         at = length * self.nodes.sentence[leaves] + self.nodes.start[leaves]

@@ -12,9 +12,10 @@ from cases import make
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine, pruned
+from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine, Fine
 from lvpcfg.chart.decode.decode import chosen_trees, trees_of
 from lvpcfg.chart.forest import arrays
+from lvpcfg.chart.forest.pruning import pruned
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.options import PRODUCT
@@ -114,7 +115,7 @@ class Batch:
         self.threshold = threshold
 
     def forest(self):
-        return self.parser.coarse.forest(self.coarse_words, self.lengths, self.threshold)
+        return self.parser.pruning.coarse.forest(self.coarse_words, self.lengths, self.threshold)
 
     def fine(self, forest, nodes):
         rules, leaves = self.parser.rules[0], forest.leaves

@@ -327,7 +327,7 @@ def test_a_step_has_no_loop_over_rules(name, parametrisation):
         layer.log_weight(observed)
         with Counted() as counted:
             grammar = layer.grammar()
-            form = layer._trees(grammar, None, scores, None).form
+            form = layer._trees(grammar, layer._words(grammar, None, scores, None)).form
             rules = layer._structure.forest_rules.with_parameters(grammar)
         assert form.root.requires_grad
         assert rules.values.requires_grad

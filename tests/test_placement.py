@@ -108,7 +108,7 @@ class PlacedForest:
         grammar = factored(case.grammar, [0, 1, 4, 6]) if cp else case.grammar
         words, lengths = flat(case.leaf(LENGTH, BATCH))
         parser = coarse_to_fine_of([case.grammar], PRODUCT)
-        forest, nodes = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+        forest, nodes = parser.pruning.coarse.forest(words @ parser.fold, lengths, 0.0)
         rules, leaves = FineRules(grammar), forest.leaves
         leaf = rules.leaf(words, LENGTH * nodes.sentence[leaves] + nodes.start[leaves], nodes.symbol[leaves])
         plan = Plan(forest, rules.sizes, rules.cp)

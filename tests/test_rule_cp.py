@@ -62,7 +62,7 @@ def test_forests_have_the_sums_of_the_tensors(name, signed):
     grammar = factored(case.grammar, [0, 1, 4, 6], signed=signed)
     words, lengths = flat(case.leaf(5, 2))
     parser = coarse_to_fine_of([case.grammar], PRODUCT)
-    forest, kept = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+    forest, kept = parser.pruning.coarse.forest(words @ parser.fold, lengths, 0.0)
     at = torch.tensor([0, 5])[kept.sentence[forest.leaves]] + kept.start[forest.leaves]
     results = []
     for one in (grammar, grammar.written_out()):
@@ -79,7 +79,7 @@ def test_forests_are_differentiable_by_the_factors():
     grammar = factored(case.grammar, [0, 1, 4, 6])
     words, lengths = flat(case.leaf(4, 2))
     parser = coarse_to_fine_of([case.grammar], PRODUCT)
-    forest, kept = parser.coarse.forest(words @ parser.fold, lengths, 0.0)
+    forest, kept = parser.pruning.coarse.forest(words @ parser.fold, lengths, 0.0)
     rules = FineRules(grammar)
     leaf = rules.leaf(words, 4 * kept.sentence[forest.leaves] + kept.start[forest.leaves], kept.symbol[forest.leaves])
 
