@@ -29,7 +29,8 @@ from lvpcfg.grammar.model import JSON, Model
 from lvpcfg.nn import GrammarLayer, Observed
 from lvpcfg.trees.binarise import debinarise
 
-HISTORY = 10  # updates that L-BFGS remembers
+HISTORY = 10  # updates that L-BFGS remembers,
+LISTS = ("old_dirs", "old_stps", "ro")  # and torch's names for where it does
 SAMPLE, SHORT = 10, 20  # sentences of up to so many words on which pruned and whole charts are compared
 
 
@@ -100,6 +101,12 @@ class GradientDescent:
             raise InputError(
                 f"the model in {show(options.init, 200)} was made with {model.binarisation}, and the trees are "
                 f"binarised with {task.treebank.binarisation}: give the same binarisation."
+            )
+        missing = set(task.treebank.symbols.names) - set(model.grammar.symbols.names)
+        if missing:
+            raise InputError(
+                f"the model in {show(options.init, 200)} has no symbol {show(min(missing))}, which the trees have: "
+                "expected one that was trained on such trees."
             )
         if model.coarse is None:
             model = replace(model, coarse=task.observed.coarse) if self._same_rules(model) else model
@@ -291,6 +298,8 @@ class GradientDescent:
             for name, parameter in self.layer.named_parameters():
                 parameter.copy_(found.tensors[f"parameter.{name}"])
         state = _nested({**found.tensors, **found.numbers}, "optimiser")
+        if self.options.optimiser == LBFGS:
+            state = {number: {name: [] for name in LISTS} | known for number, known in state.items()}
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": state})
         self.done = found.done
         self.total, self.words, self.gap = found.numbers["total"], int(found.numbers["words"]), found.numbers["gap"]

@@ -7,7 +7,7 @@ With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lvpcfg.errors import expect
+from lvpcfg.errors import InputError, expect
 from lvpcfg.jobs.options import TreebankOptions, expect_positive
 from lvpcfg.registry import JOBS
 
@@ -32,11 +32,14 @@ class TrainOptions(TreebankOptions):
     restarts: int
     evaluate_every: int
     checkpoint_every: int
+    patience: int
     resume: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_positive(self, "restarts", "evaluate_every", "checkpoint_every")
+        if self.patience < 0:
+            raise InputError(f"patience is {self.patience}: expected a number of looks at dev, or 0 for no end.")
 
 
 @JOBS.register("train", TrainOptions)

@@ -187,7 +187,7 @@ class Training:
                 if estimator.done:  # it was stopped while it was looked at
                     self.checkpoint.save(self.path)
             begin = time.perf_counter()
-            for _ in estimator.run():
+            for _ in () if self._gave_up() else estimator.run():
                 seconds = time.perf_counter() - begin
                 self.seconds += seconds
                 figures = estimator.figures()
@@ -199,6 +199,9 @@ class Training:
                     self.checkpoint.save(self.path)
                 bar.set_postfix_str(_said(self.objective, figures[self.objective]), refresh=False)
                 bar.update()
+                if self._gave_up():
+                    self.checkpoint.save(self.path)
+                    break
                 begin = time.perf_counter()
 
     @contextmanager
@@ -229,7 +232,13 @@ class Training:
             board.close(self.estimator.finished)
 
     def _is_open(self) -> bool:
-        return self._is_due() or not self.estimator.finished
+        return self._is_due() or not (self.estimator.finished or self._gave_up())
+
+    def _gave_up(self) -> bool:
+        """Whether the last looks at dev, as many as patience allows, found nothing better."""
+        if not self.gold or not self.config.patience or not self.records:
+            return False
+        return len(self.records) - 1 - self.records.index(self.best) >= self.config.patience
 
     def _step(self, done: int) -> Step | None:
         """The step that made the model after so many steps; None where there is no model yet."""
