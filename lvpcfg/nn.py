@@ -295,10 +295,11 @@ class GrammarLayer(nn.Module):
         weight = torch.full((len(observed.words),), -torch.inf, dtype=torch.float64, device=self.root.device)
         if observed.forest is not None:
             weight = weight.index_copy(0, observed.forest.sentences, observed.forest.log_weights(rules, words.leaf))
-        # Charts compute what is left: trees with rules that are not listed, to which one CP form of all rules may give
-        # weight, and weights that are negative or out of range.
+        # Forests are sure of what is impossible, but for trees with rules that are not listed, to which one CP form of
+        # all rules may give weight, and for negative numbers. Charts compute those.
+        sure = grammar.binary.only_listed and self.parametrisation != VALUES
         failed = (~weight.isfinite()).nonzero().squeeze(1)
-        if len(failed):
+        if len(failed) and not sure:
             part = self._trees(grammar, words).part(failed)
             weight = weight.index_copy(0, failed, part.log_weight([observed.trees[i] for i in failed.tolist()]))
         return weight if words.constant is None else weight + words.constant

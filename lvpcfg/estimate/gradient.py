@@ -23,6 +23,7 @@ class GradientOptions(Options):
     learning_rate: float = 0.05
     warm_up: int = 0  # updates over which the learning rate rises
     weight_decay: float = 3e-4  # towards the parameters of the start
+    average: float = 0.9  # the model is a moving average of the parameters, which keeps this share at each update
     clip: float = 5.0  # the largest norm of a gradient; 0: any
     epochs: int = 5
     batch_tokens: int = 3000  # words of an update
@@ -45,7 +46,7 @@ class GradientOptions(Options):
             check_number(self, name, least=1)
         for name in ("noise", "warm_up", "weight_decay", "clip"):
             check_number(self, name)
-        for name in ("prune", "unknown"):
+        for name in ("prune", "unknown", "average"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "learning_rate", least=1e-300)
 

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,9 @@ class GradientDescent:
         model, self.made_of = self._start_model()
         assert options.parametrisation is not None
         self.layer = GrammarLayer(model, options.parametrisation).to(task.device, torch.float32)
-        self.start_values = [parameter.detach().clone() for parameter in self.layer.parameters()]
+        self.start_values, self.averages = (
+            [parameter.detach().clone() for parameter in self.layer.parameters()] for _ in range(2)
+        )
         self.optimiser = self._optimiser()
         self.members = self._members()
         updates = 1 if options.optimiser == LBFGS else len(self.members)
@@ -199,6 +202,7 @@ class GradientDescent:
         if some:
             self.optimiser.step(loss)
             self._decay()
+            self._average()
             if not all(bool((parameter < torch.inf).all()) for parameter in self.layer.parameters()):
                 self._diverged("a parameter", step)
             self.total -= first[0]
@@ -243,6 +247,27 @@ class GradientDescent:
                 for parameter, change in self._changes():
                     parameter.sub_(change, alpha=rate)
 
+    @torch.no_grad()
+    def _average(self) -> None:
+        kept = min(self.options.average, (1 + self.done) / (10 + self.done))  # less of it at first
+        for parameter, average in zip(self.layer.parameters(), self.averages, strict=True):
+            gone = torch.where(average.isfinite(), parameter - average, 0)
+            average.add_(gone, alpha=1 - kept)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[GrammarLayer]:
+        """The layer with the moving average of its parameters."""
+        parameters = [*self.layer.parameters()]
+        now = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter, average in zip(parameters, self.averages, strict=True):
+                parameter.copy_(average)
+            try:
+                yield self.layer
+            finally:
+                for parameter, value in zip(parameters, now, strict=True):
+                    parameter.copy_(value)
+
     def _diverged(self, what: str, step: Step) -> NoReturn:
         raise InputError(
             f"{what} is no finite number any more at {step}: estimator.learning_rate="
@@ -253,13 +278,13 @@ class GradientDescent:
         """The same for the same number, so that a training that is taken up sees what it would have seen."""
         return torch.Generator().manual_seed((self.task.seed * 1_000_003 + number) % 2**63)
 
-    @torch.no_grad()
     def _measure_gap(self) -> None:
         """By how much pruning makes log p(tree | words) too high, in the mean over a few short sentences."""
         if self.options.objective != CONDITIONAL or not self.options.prune:
             return
-        whole = self.layer.log_prob(self._sample[0])
-        self.gap = float((self.layer.log_prob(self._sample[1]) - whole).mean())
+        with self._averaged() as layer:
+            whole, pruned = (layer.log_prob(some) for some in self._sample)
+        self.gap = float((pruned - whole).mean())
 
     @cached_property
     def _sample(self) -> tuple[Observed, Observed]:
@@ -278,12 +303,14 @@ class GradientDescent:
         return figures | {self._objective: self.total / max(1, self.words)}
 
     def model(self) -> Model:
-        model = self.layer.to_model()
+        with self._averaged() as layer:
+            model = layer.to_model()
         made = self.task.model(self.options, self.done, model.grammar).provenance
         return replace(model, provenance=made | {"start": model.provenance})
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
         tensors = {f"parameter.{name}": value.detach().clone() for name, value in self.layer.named_parameters()}
+        tensors |= {f"average.{place}": value.clone() for place, value in enumerate(self.averages)}
         numbers: dict[str, float] = {"total": self.total, "words": self.words, "gap": self.gap}
         for name, value in _flat(self.optimiser.state_dict()["state"], "optimiser"):
             if isinstance(value, Tensor):
@@ -297,6 +324,8 @@ class GradientDescent:
         with torch.no_grad():
             for name, parameter in self.layer.named_parameters():
                 parameter.copy_(found.tensors[f"parameter.{name}"])
+        for place, average in enumerate(self.averages):
+            average.copy_(found.tensors[f"average.{place}"])
         state = _nested({**found.tensors, **found.numbers}, "optimiser")
         if self.options.optimiser == LBFGS:
             state = {number: {name: [] for name in LISTS} | known for number, known in state.items()}

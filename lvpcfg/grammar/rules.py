@@ -115,6 +115,7 @@ class BinaryRules(ABC):
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     compressed: ClassVar[bool] = True  # an approximation of other rules, or meant to be small
+    only_listed: ClassVar[bool] = True  # rules that are not in `rules` have no weight
     prunable: ClassVar[bool] = True  # pruned charts take less time than full ones
 
     def to(self: "Self", device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Self":

@@ -41,6 +41,7 @@ class WholeCP(BinaryRules):
     name: ClassVar[str] = "whole_cp"
     parameters: ClassVar[tuple[str, ...]] = ("u", "v", "w")
     structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "forest_places")
+    only_listed: ClassVar[bool] = False
     prunable: ClassVar[bool] = False
 
     @classmethod
