@@ -9,8 +9,7 @@ import lvpcfg
 from lvpcfg.chart.forest.candidates import with_trees
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.estimator import Task
-from lvpcfg.estimate.gradient import GradientOptions
-from lvpcfg.estimate.gradient_descent import GradientDescent
+from lvpcfg.estimate.gradient import GradientOptions, gradient
 from lvpcfg.nn import GrammarLayer
 from lvpcfg.trees.brackets import write_trees
 from lvpcfg.trees.treebank import build_treebank
@@ -47,7 +46,7 @@ def any_folder(request, model, folder, tmp_path_factory):
 
 
 def training(**options):
-    return GradientDescent(GradientOptions(**FAST | options), Task(build_treebank(TREES)))
+    return gradient(GradientOptions(**FAST | options), Task(build_treebank(TREES)))
 
 
 def written(folder):
@@ -121,7 +120,7 @@ def test_gradients_of_the_pruned_likelihood(model):
 def test_the_likelihood_rises_in_every_representation(any_folder, objective):
     options = {"init": any_folder, "unknown": 0.0, "weight_decay": 0.0, "objective": objective}
     trained = training(**options)
-    before = likelihood(trained.layer.to_model(), objective)
+    before = likelihood(trained.module.to_model(), objective)
     for _ in trained.run():
         pass
     model = trained.model()
@@ -218,7 +217,7 @@ def test_going_on_is_the_same_as_never_having_stopped(folder, tmp_path, optimise
     for _ in again.run():
         pass
     assert again.figures() == whole.figures()
-    for one, two in zip(whole.layer.parameters(), again.layer.parameters(), strict=True):
+    for one, two in zip(whole.module.parameters(), again.module.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
@@ -236,10 +235,10 @@ def test_what_is_refused(folder, model, tmp_path):
         training(init=str(tmp_path))
     otherwise = build_treebank(TREES, lvpcfg.Binarisation(vertical=2))
     with pytest.raises(InputError, match="give the same binarisation"):
-        GradientDescent(GradientOptions(init=folder), Task(otherwise))
+        gradient(GradientOptions(init=folder), Task(otherwise))
     others = build_treebank([*TREES, Tree.fromstring("(S (X (A a)) (B b))")])
     with pytest.raises(InputError, match="has no symbol 'A'"):
-        GradientDescent(GradientOptions(init=folder), Task(others))
+        gradient(GradientOptions(init=folder), Task(others))
 
 
 def test_a_loss_that_is_no_number_stops_with_the_last_checkpoint_kept(folder, tmp_path):
@@ -265,7 +264,7 @@ def test_the_job_stops_when_dev_no_longer_gains(folder, tmp_path):
 
 def test_trees_that_the_grammar_does_not_make_are_left_out_and_counted(folder):
     bank = build_treebank([*TREES, Tree.fromstring("(S (S (. .)) (S (. .)))")])
-    trained = GradientDescent(GradientOptions(init=folder, **FAST), Task(bank))
+    trained = gradient(GradientOptions(init=folder, **FAST), Task(bank))
     for _ in trained.run():
         pass
     assert trained.figures()["left_out"] == 1

@@ -54,5 +54,6 @@ class GradientOptions(Options):
 @ESTIMATORS.register("gradient", GradientOptions)
 def gradient(options: GradientOptions, task: Task) -> Estimator:
     from lvpcfg.estimate.gradient_descent import GradientDescent
+    from lvpcfg.estimate.tree_likelihood import TreeLikelihood
 
-    return GradientDescent(options, task)
+    return GradientDescent(options, task, TreeLikelihood(options, task))

@@ -1,0 +1,173 @@
+"""What trees are worth under a grammar as a module (`lvpcfg.nn`), for gradient descent.
+
+    conditional   log p(tree | words) = log w(tree) - log Z(words)
+    joint         log p(tree, words)  = log w(tree)
+
+Both sides are forests that are found once; each update computes them with the parameters of the day.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from nltk.tree import Tree
+from torch import Tensor
+from tqdm import tqdm
+
+from lvpcfg.errors import InputError, show
+from lvpcfg.estimate.estimator import Task
+from lvpcfg.estimate.gradient import CONDITIONAL, GradientOptions
+from lvpcfg.estimate.states import Refinement
+from lvpcfg.grammar.model import JSON, Model
+from lvpcfg.nn import GrammarLayer, Observed
+from lvpcfg.trees.binarise import debinarise
+
+SAMPLE, SHORT = 10, 20  # sentences of up to so many words on which pruned and whole charts are compared
+
+
+@dataclass(frozen=True, eq=False)
+class TreeBatch:
+    """Trees of one update."""
+
+    observed: Observed
+    unknown: Tensor  # [batch, length]: entries of the words, if they were unknown
+    once: Tensor  # [batch, length]: whether a word occurs once in the treebank
+
+    @property
+    def sentences(self) -> int:
+        return len(self.observed.words)
+
+    @cached_property
+    def words(self) -> int:
+        return int(self.observed.lengths.sum())
+
+
+class TreeLikelihood:
+    """The trees of a treebank, joint with their words or given them."""
+
+    def __init__(self, options: GradientOptions, task: Task) -> None:
+        self.options, self.task = options, task
+        model, self.made_of = self._start_model()
+        assert options.parametrisation is not None
+        self.module = GrammarLayer(model, options.parametrisation).to(task.device, torch.float32)
+        self.members = self._members()
+        self.left_out = 0  # trees that the grammar does not make
+
+    @property
+    def figure(self) -> str:
+        prefix = "conditional_" if self.options.objective == CONDITIONAL else ""
+        return f"{prefix}log_likelihood_per_word"
+
+    @property
+    def updates(self) -> int:
+        return len(self.members)
+
+    def _start_model(self) -> tuple[Model, dict[str, Any]]:
+        """The model, and what a training that takes this one up must share with it."""
+        options, task = self.options, self.task
+        if options.init is None:
+            counts = task.observed.counts
+            states = Refinement(task.observed.latent, counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
+            generator = torch.Generator().manual_seed(task.seed)
+            states = states.split(options.states, options.noise, generator, remember=False)
+            grammar = states.latent.grammar(states.counts)
+            return task.model(options, 0, grammar), task.made_of(options)
+        model = Model.load(options.init)
+        if model.binarisation != task.treebank.binarisation:
+            raise InputError(
+                f"the model in {show(options.init, 200)} was made with {model.binarisation}, and the trees are "
+                f"binarised with {task.treebank.binarisation}: give the same binarisation."
+            )
+        missing = set(task.treebank.symbols.names) - set(model.grammar.symbols.names)
+        if missing:
+            raise InputError(
+                f"the model in {show(options.init, 200)} has no symbol {show(min(missing))}, which the trees have: "
+                "expected one that was trained on such trees."
+            )
+        if model.coarse is None:
+            model = replace(model, coarse=task.observed.coarse) if self._same_rules(model) else model
+        digest = hashlib.sha256((Path(options.init) / JSON).read_bytes()).hexdigest()[:16]
+        return model, task.made_of(options) | {"model of estimator.init": digest}
+
+    def _same_rules(self, model: Model) -> bool:
+        grammar, bank = model.grammar, self.task.treebank
+        return grammar.symbols == bank.symbols and all(
+            torch.equal(getattr(grammar, name), getattr(bank, name)) for name in ("binary_rules", "unary_rules")
+        )
+
+    def _members(self) -> list[list[int]]:
+        """The trees of each batch, in random order, but the same in every epoch."""
+        lengths = self.task.treebank.lengths.tolist()
+        generator = torch.Generator().manual_seed(self.task.seed)
+        batches: list[list[int]] = [[]]
+        words = 0
+        for tree in torch.randperm(len(lengths), generator=generator).tolist():
+            if batches[-1] and words + lengths[tree] > self.options.batch_tokens:
+                batches.append([])
+                words = 0
+            batches[-1].append(tree)
+            words += lengths[tree]
+        return batches
+
+    @cached_property
+    def batches(self) -> list[TreeBatch | None]:
+        """All trees that the grammar makes, and what they are compared with."""
+        trees = [debinarise(tree) for tree in self.task.treebank.to_trees()]
+        occurrences = Counter(word for tree in trees for word in tree.leaves())
+        found = []
+        for members in tqdm(self.members, desc="pruning", unit="batch", disable=None, leave=False):
+            batch = [trees[tree] for tree in members]
+            made = self.module.observe(batch).forest
+            kept = [] if made is None else made.sentences.tolist()
+            self.left_out += len(batch) - len(kept)
+            found.append(self._batch([batch[tree] for tree in kept], occurrences))
+        if self.left_out == len(trees):
+            raise InputError(f"the model in {show(self.options.init, 200)} makes none of the {len(trees)} trees.")
+        return found
+
+    def _batch(self, trees: Sequence[Tree], occurrences: Counter[str]) -> TreeBatch | None:
+        if not trees:
+            return None
+        lexicon, options = self.module.model.lexicon, self.options
+        observed = self.module.observe(trees, options.prune if options.objective == CONDITIONAL else 0.0)
+        unknown, once = torch.zeros_like(observed.entries), torch.zeros_like(observed.entries, dtype=torch.bool)
+        for row, sentence in enumerate(observed.words):
+            known = [lexicon.unknown(word, place == 0) for place, word in enumerate(sentence)]
+            unknown[row, : len(known)] = torch.tensor(known)
+            once[row, : len(known)] = torch.tensor([occurrences[word] == 1 for word in sentence])
+        return TreeBatch(observed, unknown, once)
+
+    def log_likelihood(self, batch: TreeBatch, generator: torch.Generator) -> Tensor:
+        observed = batch.observed
+        drawn = torch.rand(observed.entries.shape, generator=generator).to(observed.entries.device)
+        entries = torch.where(batch.once & (drawn < self.options.unknown), batch.unknown, observed.entries)
+        observed = replace(observed, entries=entries)
+        return (self.module.log_prob if self.options.objective == CONDITIONAL else self.module.log_weight)(observed)
+
+    def measure(self) -> dict[str, float]:
+        """By how much pruning makes log p(tree | words) too high, in the mean over a few short sentences."""
+        if self.options.objective != CONDITIONAL or not self.options.prune:
+            return {}
+        with torch.no_grad():
+            whole, pruned = (self.module.log_prob(some) for some in self._sample)
+        return {"pruning_gap": float((pruned - whole).mean())}
+
+    @cached_property
+    def _sample(self) -> tuple[Observed, Observed]:
+        """Some trees, to compare with all trees of their sentences and with those that pruning leaves."""
+        trees = [debinarise(tree) for tree in self.task.treebank.to_trees() if len(tree.leaves()) <= SHORT]
+        return self.module.observe(trees[:SAMPLE]), self.module.observe(trees[:SAMPLE], self.options.prune)
+
+    def figures(self) -> dict[str, float]:
+        states: dict[str, float] = {"states": int(self.module.model.grammar.states.sum())}
+        return states | ({"left_out": self.left_out} if self.left_out else {})
+
+    def model(self, done: int) -> Model:
+        model = self.module.to_model()
+        made = self.task.model(self.options, done, model.grammar).provenance
+        return replace(model, provenance=made | {"start": model.provenance})
