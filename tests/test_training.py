@@ -16,6 +16,7 @@ from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.split_merge import SplitMergeOptions
+from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import starts_of
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import trees_from_text
@@ -44,17 +45,29 @@ def latent_of(treebank, states):
     """The layout with given numbers of states, by name, else 1; and random counts."""
     lexicon, unseen = build_lexicon(treebank)
     latent, _ = observed_counts(treebank, lexicon, unseen)
-    latent = latent.with_states(torch.tensor([states.get(name, 1) for name in treebank.symbols.names]))
     generator = torch.Generator().manual_seed(5)
-    sizes = (int(latent.first[-1]), int(latent.sizes.prod(1).sum()), len(latent.pair_of_value))
-    return latent, Counts(*(torch.rand(size, generator=generator, dtype=torch.float64) + 0.1 for size in sizes))
+
+    def random(size):
+        return torch.rand(int(size), generator=generator, dtype=torch.float64) + 0.1
+
+    old = latent.binary
+    counts = tuple(states.get(name, 1) for name in treebank.symbols.names)
+    values = random(torch.tensor(counts)[old.rules].prod(1).sum())
+    latent = latent.over(RuleTensors(counts, old.interminals, old.rules, values))
+    unary = random(len(latent.unary_parent))
+    return latent, Counts(random(sum(counts)), latent.binary, unary, random(len(latent.pair_of_value)))
 
 
 def enumerate_states(latent, parameters):
     """log p(trees) and expected counts, by going through all states of all nodes of each tree."""
     bank, total = latent.treebank, 0.0
-    counts = Counts(*(torch.zeros_like(part) for part in vars(parameters).values()))
-    rule_starts = starts_of(latent.sizes.prod(1))
+    counts = parameters.map(torch.zeros_like)
+    vectors = ({"root": some.root, "rules": rules_of(some), "lexical": some.lexical} for some in (parameters, counts))
+    weights, counted = vectors
+    sizes = torch.cat(
+        [latent.states[bank.binary_rules], torch.nn.functional.pad(latent.states[bank.unary_rules], (0, 1), value=1)]
+    )
+    rule_starts = starts_of(sizes.prod(1))
     pairs = {}  # (tag, entry) -> where the values of the pair begin
     for value, (entry, tag) in enumerate(
         zip(latent.pairs.entry.tolist(), latent.pair_tag[latent.pair_of_value].tolist(), strict=True)
@@ -73,24 +86,30 @@ def enumerate_states(latent, parameters):
                     places.append(("lexical", pairs[tag, word] + state[node]))
                     continue
                 number = rule if right >= 0 else len(bank.binary_rules) + rule
-                _, y, z = latent.sizes[number].tolist()
+                _, y, z = sizes[number].tolist()
                 below = state[left] * z + (state[right] if right >= 0 else 0)
                 places.append(("rules", int(rule_starts[number]) + state[node] * y * z + below))
-            found.append((math.prod(float(getattr(parameters, kind)[place]) for kind, place in places), state, places))
+            found.append((math.prod(float(weights[kind][place]) for kind, place in places), state, places))
         probability = math.fsum(weight for weight, _, _ in found)
         total += math.log(probability)
         for weight, state, places in found:
             for kind, place in places:
-                getattr(counts, kind)[place] += weight / probability
+                counted[kind][place] += weight / probability
             for node, entry in sampled.items():
                 if node in state:
                     counts.lexical[pairs[int(bank.symbol[node]), entry] + state[node]] += weight / probability
-    return total, counts
+    binary, unary = counted["rules"].split([len(counts.binary.values), len(counts.unary)])
+    return total, Counts(counts.root, counts.binary.with_tensors({"values": binary}), unary, counts.lexical)
+
+
+def rules_of(counts):
+    """Of binary and of unary rules, end to end."""
+    return torch.cat([counts.binary.values, counts.unary])
 
 
 def assert_close(one, other, tolerance=1e-5):
-    for name in ("root", "rules", "lexical"):
-        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=tolerance, atol=tolerance)
+    for x, y in ((one.root, other.root), (rules_of(one), rules_of(other)), (one.lexical, other.lexical)):
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
 
 
 # ---------------------------------------------------------------- the two steps of EM
@@ -175,8 +194,8 @@ def test_a_split_keeps_the_likelihood_and_the_counts():
         after, _ = new.expect(split)
         words = int(latent.treebank.lengths.sum())
         assert abs(after - before) <= 1e-4 + 4 * noise * words
-        for name in ("root", "rules", "lexical"):
-            ratio = getattr(split, name).sum() / getattr(counts, name).sum()
+        for function in (lambda c: c.root, rules_of, lambda c: c.lexical):
+            ratio = function(split).sum() / function(counts).sum()
             assert 1 - 1e-9 <= float(ratio) <= math.exp(noise) + 1e-9
 
 
@@ -199,11 +218,10 @@ def test_the_loss_of_a_merge_is_what_the_likelihood_loses(monkeypatch):
     before, expected = latent.expect(counts)
 
     # Counts that make these parameters and have the frequencies of states that these expect.
-    frequency = torch.zeros(len(counts.root), dtype=torch.float64)
-    rows = torch.segment_reduce(expected.rules, "sum", lengths=latent.row_length)
-    frequency.index_add_(0, latent.row_state, rows)
-    scale = torch.repeat_interleave(frequency[latent.row_state], latent.row_length)
-    counts = Counts(parameters.root, parameters.rules * scale, counts.lexical)
+    frequency = expected.binary.row_sums().index_add(0, latent.unary_parent, expected.unary)
+    binary = parameters.binary.scaled(frequency[: latent.binary.interminal_states])
+    unary = parameters.unary * frequency[latent.unary_parent]
+    counts = Counts(parameters.root, binary, unary, counts.lexical)
 
     losses, exists = state_operations.merge_losses(latent, counts)
     x = latent.treebank.symbols.names.index("X")
@@ -269,12 +287,8 @@ def test_the_steps_of_estimators():
 
 
 def state_of(trainer):
-    tensors = (
-        trainer.refinement.latent.states,
-        trainer.refinement.hierarchy,
-        *vars(trainer.refinement.counts).values(),
-    )
-    return [tensor.tolist() for tensor in tensors], trainer.log_likelihood, trainer.done
+    tensors = trainer.refinement.tensors()
+    return {name: tensor.tolist() for name, tensor in tensors.items()}, trainer.log_likelihood, trainer.done
 
 
 @pytest.mark.parametrize("options", [EM, SPLIT_MERGE])

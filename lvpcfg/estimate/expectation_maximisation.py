@@ -13,7 +13,7 @@ import torch
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Options, Step, Task
-from lvpcfg.estimate.latent import Counts, Smoothing
+from lvpcfg.estimate.latent import Smoothing
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
@@ -105,7 +105,7 @@ class ExpectationMaximisation:
         log_likelihood = self.log_likelihood if self.done else self.refinement.expect(None)[0]
         return {
             "states": int(self.refinement.latent.states.sum()),
-            "rules": int(self.refinement.counts.rules.count_nonzero()),
+            "rules": self.refinement.rules(),
             "log_likelihood_per_word": log_likelihood / int(self.task.treebank.lengths.sum()),
         }
 
@@ -122,18 +122,12 @@ class ExpectationMaximisation:
             made_of=self.task.made_of(self.options),
             done=self.done,
             notes=notes,
-            tensors={
-                "states": self.refinement.latent.states,
-                "hierarchy": self.refinement.hierarchy,
-                **vars(self.refinement.counts),
-            },
+            tensors=self.refinement.tensors(),
             numbers={"log_likelihood": self.log_likelihood},
         )
 
     def load(self, path: Path) -> dict[str, Any]:
         found = Checkpoint.load(path, self.task.made_of(self.options))
-        tensors = dict(found.tensors)
-        states, hierarchy = tensors.pop("states"), tensors.pop("hierarchy")
-        self.refinement = Refinement(self.refinement.latent.with_states(states), Counts(**tensors), hierarchy)
+        self.refinement = self.refinement.with_tensors(found.tensors)
         self.done, self.log_likelihood = found.done, found.numbers["log_likelihood"]
         return found.notes

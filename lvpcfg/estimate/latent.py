@@ -3,6 +3,10 @@
     E-step   c(rule, states) = t * d log p(trees) / d t        (by autograd, on the observed trees)
     M-step   t(a -> b c, h2, h3 | h1, a) = c(a -> b c, h1, h2, h3) / c(a, h1)
 
+and, where binary rules are a sum over terms rho, with counts of what each term is made of,
+
+    M-step   p(rho | a, h1) = c(a, h1, rho) / c(a, h1),   p(b, h2 | rho) = c(rho, b, h2) / c(rho),   and so for c, h3
+
 All that training knows is its expected counts, in float64: parameters are made of them, and splitting and
 merging states splits and merges counts.
 
@@ -12,76 +16,73 @@ other, so EM with it is EM.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
-from lvpcfg.chart.forest.tiles import Tensors
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.estimate.observed import observed_forest
 from lvpcfg.grammar.coarse import CoarseGrammar
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
-from lvpcfg.grammar.rules import starts_of
+from lvpcfg.grammar.rules import BinaryRules, starts_of, transformed
 from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, Lexicon, UnseenSample, build_lexicon, emissions
 from lvpcfg.trees.treebank import Treebank
-
-ROWS = 1 << 10  # of rules, handled at once
 
 
 @dataclass(frozen=True, eq=False)
 class Counts:
     """Expected counts of everything in a grammar, or its parameters; float64."""
 
-    root: Tensor  # [states]
-    rules: Tensor  # of all binary rules and then all unary rules, end to end
-    lexical: Tensor  # in the layout of `LexicalPairs`: of words, and of the classes of unknown words
+    root: Float64[Tensor, "states"]
+    binary: BinaryRules  # in any representation
+    unary: Float64[Tensor, "numbers"]  # of all rules, end to end
+    lexical: Float64[Tensor, "pairs"]  # in the layout of `LexicalPairs`: of words, and of the classes of unknown words
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Counts":
-        return Counts(function(self.root), function(self.rules), function(self.lexical))
+        root = function(self.root)
+        binary = self.binary.with_tensors({name: function(tensor) for name, tensor in self.binary.tensors.items()})
+        return Counts(root, binary, function(self.unary), function(self.lexical))
 
 
 @dataclass(frozen=True, eq=False)
 class Smoothing:
     """p'_x = (1 - w) p_x + w * the mean over the states that have the branch of x."""
 
-    branch: Tensor  # [states]: within its symbol
+    branch: Int64[Tensor, "states"]  # within its symbol
     rules: float  # w of rules
     words: float  # w of words
 
 
 class Latent:
-    """A treebank under given numbers of states: the layout of its counts, and EM's two steps."""
+    """A treebank under given states of its symbols: the layout of its counts, and EM's two steps."""
 
     def __init__(
         self,
         treebank: Treebank,
         lexicon: Lexicon,
         unseen: UnseenSample,
-        states: Tensor,
+        binary: BinaryRules,
         rare: int,
         forest: Forest,
     ) -> None:
-        self.treebank, self.lexicon, self.unseen, self.states, self.rare = treebank, lexicon, unseen, states, rare
+        """`binary` has the states and the representation of binary rules; its numbers do not matter."""
+        self.treebank, self.lexicon, self.unseen, self.binary, self.rare = treebank, lexicon, unseen, binary, rare
         self.forest, self.device = forest, forest.rule.device
-        self.first, self.inner = starts_of(states), len(treebank.symbols.interminals)
-        self.tag_of_state = torch.repeat_interleave(states[self.inner :])  # among preterminals
-        self._lay_out_rules()
+        self.states, self.inner = binary.states, len(treebank.symbols.interminals)
+        self.first = starts_of(self.states)
+        self.tag_of_state = torch.repeat_interleave(self.states[self.inner :])  # among preterminals
+        self.unary_sizes = self.states[treebank.unary_rules]
+        parents = self.unary_sizes[:, 0]
+        rule = torch.repeat_interleave(parents)  # of each row, a rule and a state of its parent
+        self.unary_row = self.first[treebank.unary_rules[rule, 0]] + torch.arange(len(rule)) - starts_of(parents)[rule]
+        self.unary_parent = torch.repeat_interleave(self.unary_row, self.unary_sizes[rule, 1])
         self._lay_out_words()
-
-    def _lay_out_rules(self) -> None:
-        binary, unary = self.treebank.binary_rules, self.treebank.unary_rules
-        self.rules = torch.cat([binary, torch.nn.functional.pad(unary, (0, 1), value=-1)])  # -1: no child
-        self.sizes = torch.where(self.rules < 0, 1, self.states[self.rules])
-        self.binary_size = int(self.sizes[: len(binary)].prod(1).sum())
-        parents = self.sizes[:, 0]
-        self.row_rule = torch.repeat_interleave(parents)  # a row is a rule and a state of its parent
-        state = torch.arange(len(self.row_rule)) - starts_of(parents)[self.row_rule]
-        self.row_state = self.first[self.rules[self.row_rule, 0]] + state
-        self.row_length = self.sizes[:, 1:].prod(1)[self.row_rule]
 
     def _lay_out_words(self) -> None:
         """Pairs of an entry and a tag, entry by entry: words of the trees, then classes of unknown words."""
@@ -114,42 +115,66 @@ class Latent:
 
     @cached_property
     def plan(self) -> Plan:
-        root = torch.stack([torch.ones_like(self.states), self.states, torch.ones_like(self.states)], 1)
-        return Plan(self.forest, torch.cat([self.sizes, root]))
+        """Its rules are numbered binary first, then unary, then a root rule for each symbol."""
+        binary, one = self.states[self.treebank.binary_rules], torch.ones_like(self.states)
+        unary, root = (
+            torch.nn.functional.pad(self.unary_sizes, (0, 1), value=1),
+            torch.stack([one, self.states, one], 1),
+        )
+        sizes = torch.cat([binary, unary, root]).to(self.device)
+        return Plan(self.forest, sizes, self._binary_on_device.for_forests().cp)
 
-    def with_states(self, states: Tensor) -> "Latent":
-        return Latent(self.treebank, self.lexicon, self.unseen, states, self.rare, self.forest)
+    @cached_property
+    def _binary_on_device(self) -> BinaryRules:
+        binary = self.binary.to(self.device)
+        for name in binary.structure:  # found out now, and kept by `with_tensors`
+            getattr(binary, name)
+        return binary
+
+    def over(self, binary: BinaryRules) -> "Latent":
+        """With the states and the representation of other binary rules."""
+        return Latent(self.treebank, self.lexicon, self.unseen, binary, self.rare, self.forest)
 
     def with_rare(self, rare: int) -> "Latent":
-        return Latent(self.treebank, self.lexicon, self.unseen, self.states, rare, self.forest)
+        return Latent(self.treebank, self.lexicon, self.unseen, self.binary, rare, self.forest)
+
+    def transformed(
+        self,
+        counts: Counts,
+        states: Int64[Tensor, "symbols"],
+        basis: Float64[Tensor, "symbols m new_m"],
+    ) -> tuple["Latent", Counts]:
+        """Counts over other states, to each of which the state x of a symbol a hands on a share, basis[a, x]."""
+
+        def moved(values: Tensor, blocks: Tensor) -> Tensor:
+            return transformed(self.states, states, blocks, values, [basis] * blocks.shape[1])
+
+        binary = counts.binary.transformed(tuple(states.tolist()), basis, basis)
+        unary = moved(counts.unary, self.treebank.unary_rules)
+        root = moved(counts.root, torch.arange(len(states)).unsqueeze(1))
+        lexical = moved(counts.lexical, self.pair_tag.unsqueeze(1))
+        return self.over(binary), Counts(root, binary, unary, lexical)
 
     def parameters(self, counts: Counts, smoothing: Smoothing | None = None) -> Counts:
         """The M-step. Lexical parameters are those of words alone, relative frequencies where nothing is smoothed."""
-        sums = counts.rules  # of a grammar without rules
-        if len(sums):
-            sums = torch.segment_reduce(counts.rules, "sum", lengths=self.row_length)
-        total = torch.zeros_like(counts.root).index_add(0, self.row_state, sums)
-        rules = self._scaled(counts.rules, _inverse(total)[self.row_state])
+        binary = counts.binary.conditional()
+        total = binary.row_sums().index_add(0, self.unary_parent, counts.unary)
+        factor = _inverse(total)
+        binary, unary = binary.scaled(factor[: binary.interminal_states]), counts.unary * factor[self.unary_parent]
         root = counts.root / counts.root.sum()
         if smoothing is None:
             words = self.tied(counts.lexical) * self.known
             total = words.new_zeros(self.pairs.states).index_add(0, self.pairs.state, words)
-            return Counts(root, rules, words * _inverse(total)[self.pairs.state])
+            return Counts(root, binary, unary, words * _inverse(total)[self.pairs.state])
+        matrix, same = (self._matrix(smoothing.branch, weight) for weight in (smoothing.rules, 0.0))
+        binary = binary.transformed(binary.state_counts, matrix, same)
+        unary = transformed(self.states, self.states, self.treebank.unary_rules, unary, (matrix, same))
         table = self.lexical_table(counts, smoothing)
         words = (
             table.value
             + table.weight[self.pairs.entry] * table.backoff[table.source[self.pairs.entry], self.pairs.state]
         )
-        return Counts(root, self._smooth_rules(rules, smoothing), words * self.known)
-
-    def _scaled(self, rules: Tensor, factor: Tensor) -> Tensor:
-        """The numbers of each row times its factor, some rows at a time: beside the numbers there is little room."""
-        scaled, begin = torch.empty_like(rules), 0
-        for factors, lengths in zip(factor.split(ROWS), self.row_length.split(ROWS), strict=True):
-            end = begin + int(lengths.sum())
-            torch.mul(rules[begin:end], torch.repeat_interleave(factors, lengths), out=scaled[begin:end])
-            begin = end
-        return scaled
+        return Counts(root, binary, unary, words * self.known)
 
     def tied(self, lexical: Tensor) -> Tensor:
         """Counts with those of rare words in the profile of their tag."""
@@ -173,19 +198,6 @@ class Latent:
         backoff = torch.einsum("tij,btj->bti", matrix[self.inner :], padded)[:, inside]
         return replace(table, value=values[self.places < len(table.value)], backoff=backoff)
 
-    def _smooth_rules(self, rules: Tensor, smoothing: Smoothing) -> Tensor:
-        matrix = self._matrix(smoothing.branch, smoothing.rules).to(self.device)
-        # The root rules of the plan, whose parent has one state, are left as they are.
-        parent = torch.nn.functional.pad(self.rules[:, 0], (0, len(self.states)), value=-1).to(self.device)
-        matrix = torch.cat([matrix, torch.eye(matrix.shape[1], dtype=matrix.dtype, device=self.device).unsqueeze(0)])
-        all_rules = torch.nn.functional.pad(rules.to(self.device), (0, int(self.first[-1])))
-        weights = self.plan.weights(all_rules, rules.dtype)
-        for numbers, some in zip(self.plan.rules, weights, strict=True):
-            assert isinstance(some, Tensors)
-            x = some.values.shape[1]
-            some.values.copy_(torch.bmm(matrix[parent[numbers], :x, :x], some.values))
-        return self.plan.flat(weights)[: len(rules)].cpu()
-
     def _matrix(self, branch: Tensor, weight: float) -> Tensor:
         """[symbols, states, states]: from parameters to smoothed ones."""
         widest = int(self.states.max())
@@ -196,42 +208,58 @@ class Latent:
 
     def expect(self, counts: Counts, smoothing: Smoothing | None = None) -> tuple[float, Counts]:
         """The E-step: log p(trees) and the expected counts under the parameters that `counts` make."""
-        rules, leaf = self._inputs(self.parameters(counts, smoothing))
-        total = log_likelihood(self.plan, rules.requires_grad_(), leaf.requires_grad_()).sum()
-        by_rules, by_leaf = torch.autograd.grad(total, [rules, leaf])
-        posterior = (leaf * by_leaf).detach().double()  # [words, states]
-        lexical = posterior.new_zeros(len(counts.lexical) + 1)
+        parameters = self.parameters(counts, smoothing)
+        return self.expect_under(parameters, self._leaf(parameters))
+
+    def expect_under(self, parameters: Counts, leaf: Float[Tensor, "words states"]) -> tuple[float, Counts]:
+        """The same under any parameters of rules; `leaf` is what each word of the treebank is worth to its tag."""
+        binary = parameters.binary
+        inputs = [*binary.tensors.values(), parameters.unary, parameters.root, leaf]
+        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        *tensors, unary, root, leaf = inputs
+        given = Counts(root, binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True))), unary, root)
+        total = log_likelihood(*self._rules(given), leaf).sum()
+        found = torch.autograd.grad(total, inputs)
+        *tensors, unary, root, posterior = (x.mul_(y.detach()) for x, y in zip(found, inputs, strict=True))
+        posterior = posterior.double()  # [words, states]
+        lexical = posterior.new_zeros(len(self.pair_of_value) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
-        found = by_rules.mul_(rules.detach()).cpu()
-        of_rules, root = found.split([len(counts.rules), len(counts.root)])
-        return float(total.detach()), Counts(root, of_rules, lexical[:-1].cpu())
+        counts = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)))
+        return float(total.detach()), Counts(root, counts, unary, lexical[:-1].cpu())
 
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
         """alpha and beta of all nodes, [nodes, states]; their products are the posteriors of states."""
-        rules, leaf = self._inputs(parameters)
-        weights = self.plan.weights(rules, leaf.dtype)
-        scores = self.plan.inside(weights, leaf)
-        beta = self.plan.outside(weights, scores, torch.ones_like(scores.log_z))
+        plan, rules = self._rules(parameters)
+        leaf = self._leaf(parameters)
+        weights = plan.weights(rules, leaf.dtype)
+        scores = plan.inside(weights, leaf)
+        beta = plan.outside(weights, scores, torch.ones_like(scores.log_z))
         nodes = len(self.treebank.symbol)
         return scores.alpha[:nodes], beta[:nodes]
 
-    def _inputs(self, parameters: Counts) -> tuple[Tensor, Tensor]:
-        """All rules, with those of the root, and the lexical parameters of each word of the treebank."""
-        rules = torch.cat([parameters.rules, parameters.root]).to(self.device)  # float64, as their gradients shall be
+    def _rules(self, parameters: Counts) -> tuple[Plan, Float64[Tensor, "numbers"]]:
+        """All rules, and those of the root, as the forest computes with them; float64, as their gradients shall be."""
+        tensors = {name: tensor.to(self.device) for name, tensor in parameters.binary.tensors.items()}
+        binary, plan = self._binary_on_device.with_tensors(tensors).for_forests(), copy(self.plan)
+        plan.cp = binary.cp  # the same rules with the numbers of now
+        others = (tensor.to(self.device) for tensor in (parameters.unary, parameters.root))
+        return plan, torch.cat([binary.values, *others])
+
+    def _leaf(self, parameters: Counts) -> Float[Tensor, "words states"]:
+        """The lexical parameters of each word of the treebank."""
         lexical = torch.nn.functional.pad(parameters.lexical, (0, 1)).to(self.device, torch.float32)
-        return rules, lexical[self.leaf_places]
+        return lexical[self.leaf_places]
 
     def grammar(self, counts: Counts, smoothing: Smoothing | None = None, hierarchy: Tensor | None = None) -> Grammar:
         """What the counts make, with the smoothed lexicon."""
-        parameters, symbols = self.parameters(counts, smoothing), self.treebank.symbols
-        states, values = tuple(self.states.tolist()), parameters.rules[: self.binary_size]
+        parameters = self.parameters(counts, smoothing)
         return Grammar(
-            symbols=symbols,
-            binary=RuleTensors(states, len(symbols.interminals), self.treebank.binary_rules, values),
+            symbols=self.treebank.symbols,
+            binary=parameters.binary,
             unary_rules=self.treebank.unary_rules,
             root=parameters.root,
-            unary=parameters.rules[self.binary_size :],
+            unary=parameters.unary,
             lexical=self.lexical_table(counts, smoothing),
             hierarchy=torch.zeros(0, len(counts.root), dtype=torch.int64) if hierarchy is None else hierarchy,
         )
@@ -269,14 +297,15 @@ def observed_counts(
     device: torch.device = torch.device("cpu"),  # noqa: B008
 ) -> tuple[Latent, Counts]:
     """The counts of a treebank as it stands, one state a symbol."""
-    forest = observed_forest(treebank, device)
-    latent = Latent(treebank, lexicon, unseen, torch.ones(len(treebank.symbols), dtype=torch.int64), rare, forest)
     binary, unary = (
         torch.bincount(treebank.rule[nodes], minlength=len(rules)).double()
         for nodes, rules in ((treebank.is_binary, treebank.binary_rules), (treebank.is_unary, treebank.unary_rules))
     )
-    root = torch.bincount(treebank.symbol[treebank.roots[:-1]], minlength=len(treebank.symbols)).double()
+    symbols = treebank.symbols
+    rules = RuleTensors((1,) * len(symbols), len(symbols.interminals), treebank.binary_rules, binary)
+    latent = Latent(treebank, lexicon, unseen, rules, rare, observed_forest(treebank, device))
+    root = torch.bincount(treebank.symbol[treebank.roots[:-1]], minlength=len(symbols)).double()
     lexical = torch.zeros(len(latent.pair_of_value), dtype=torch.float64)
     for places in (latent.leaf_places, latent.unseen_places):
         lexical += torch.bincount(places.flatten(), minlength=len(lexical)).cpu()
-    return latent, Counts(root, torch.cat([binary, unary]), lexical)
+    return latent, Counts(root, rules, unary, lexical)

@@ -8,14 +8,14 @@ again. With w the relative frequency of a state, merging i and j loses
 since sum_k I_k O_k = 1 at every node of an observed tree.
 """
 
-import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.estimate.latent import Counts, Latent, Smoothing
-from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.normalise import TOP
 
 CHUNK = 1 << 22  # numbers handled at once
@@ -51,6 +51,25 @@ class Refinement:
         log_likelihood, counts = self.latent.expect(self.counts, smoothing)
         return log_likelihood, replace(self, counts=counts)
 
+    def rules(self) -> int:
+        """How many numbers of binary and unary rules are not zero."""
+        numbers = (self.counts.unary, *self.counts.binary.tensors.values())
+        return sum(int(tensor.count_nonzero()) for tensor in numbers)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All there is to it, for checkpoints."""
+        counts = self.counts
+        found = {"root": counts.root, "unary": counts.unary, "lexical": counts.lexical, "hierarchy": self.hierarchy}
+        return found | {"states": self.latent.states} | {f"binary.{n}": t for n, t in counts.binary.saved().items()}
+
+    def with_tensors(self, found: dict[str, Tensor]) -> "Refinement":
+        """Backwards through `tensors`."""
+        old = self.counts.binary
+        fields = {name: found[f"binary.{name}"] for name in old.saved()}
+        binary = replace(old, **dict[str, Any](fields, state_counts=tuple(found["states"].tolist())))
+        counts = Counts(found["root"], binary, found["unary"], found["lexical"])
+        return Refinement(self.latent.over(binary), counts, found["hierarchy"])
+
     def smoothing(self, rules: float, words: float) -> Smoothing:
         """Smoothing within branches: the halves of the first split of a symbol that was not undone."""
         symbol = torch.repeat_interleave(self.latent.states)
@@ -67,32 +86,18 @@ def split(
 ) -> tuple[Latent, Counts]:
     """Every state in so many, but for those of the root; their counts differ by up to the factor exp(noise)."""
     factor = torch.tensor([1 if name == TOP else parts for name in latent.treebank.symbols.names])
-    new = latent.with_states(latent.states * factor)
-
-    def disturbed(values: Tensor) -> Tensor:
-        for some in values.split(CHUNK):
-            some *= torch.exp(noise * torch.rand(len(some), generator=generator, dtype=values.dtype))
-        return values
-
-    symbol = torch.repeat_interleave(new.states)
-    state = torch.arange(len(symbol)) - new.first[symbol]
-    root = counts.root[latent.first[symbol] + state // factor[symbol]] / factor[symbol]
-    factors = factor[new.pair_tag][new.pair_of_value]
-    lexical = counts.lexical[latent.pair_start[new.pair_of_value] + new.state_in_symbol // factors] / factors
-    return new, Counts(root, _split_rules(latent, new, counts.rules), lexical).map(disturbed)
+    old, new = (torch.arange(int(states.max())) for states in (latent.states, latent.states * factor))
+    came_from = new // factor.unsqueeze(1)  # [symbols, new states]
+    basis = (came_from.unsqueeze(1) == old.unsqueeze(1)).double() / factor.view(-1, 1, 1)
+    new_latent, counts = latent.transformed(counts, latent.states * factor, basis)
+    return new_latent, counts.map(lambda values: disturbed(values, noise, generator))
 
 
-def _split_rules(latent: Latent, new: Latent, rules: Tensor) -> Tensor:
-    """What each number of `rules` is split into, in equal parts."""
-    old_starts, starts = starts_of(latent.sizes.prod(1)), starts_of(new.sizes.prod(1))
-    parts = rules.new_empty(int(starts[-1]))
-    shapes, shape_of = torch.cat([latent.sizes, new.sizes], 1).unique(dim=0, return_inverse=True)
-    for number, (x, y, z, *sizes) in enumerate(shapes.tolist()):
-        volume, i, j, k = math.prod(sizes), sizes[0] // x, sizes[1] // y, sizes[2] // z
-        for some in (shape_of == number).nonzero().split(max(1, CHUNK // volume)):
-            old = rules[old_starts[some] + torch.arange(x * y * z)].view(-1, x, 1, y, 1, z, 1)
-            parts[starts[some] + torch.arange(volume)] = (old / (i * j * k)).expand(-1, x, i, y, j, z, k).flatten(1)
-    return parts
+def disturbed(values: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    """`values`, each times exp of a random number up to `noise`."""
+    for some in values.view(-1).split(CHUNK):
+        some *= torch.exp(noise * torch.rand(len(some), generator=generator, dtype=values.dtype))
+    return values
 
 
 def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
@@ -113,38 +118,28 @@ def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
 def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Counts, Tensor]:
     """Merges this fraction of all pairs, those worth least; also the place of each old state among the new ones."""
     losses, exists = merge_losses(latent, counts)
+    chosen = least(losses, exists, fraction)
+    number = after_merging(chosen)  # [symbols, states]
+    widest = int(latent.states.max())
+    basis = torch.nn.functional.one_hot(number[:, :widest], widest).double()
+    new, counts = latent.transformed(counts, latent.states - chosen.sum(1), basis)
+    symbol = torch.repeat_interleave(latent.states)
+    state = torch.arange(len(symbol)) - latent.first[symbol]
+    return new, counts, new.first[symbol] + number[symbol, state]
+
+
+def least(
+    losses: Float64[Tensor, "_ pairs"], exists: Bool[Tensor, "_ pairs"], fraction: float
+) -> Bool[Tensor, "_ pairs"]:
+    """This fraction of all pairs that exist: those with the least loss."""
     order = torch.where(exists, losses, torch.inf).flatten().argsort(stable=True)
     chosen = torch.zeros(losses.numel(), dtype=torch.bool)
     chosen[order[: int(fraction * int(exists.sum()))]] = True
-    merged = torch.zeros(len(losses), 2 * losses.shape[1], dtype=torch.int64)
-    merged[:, 1::2] = chosen.view_as(losses)  # the second of a pair moves to the first
-    number = torch.arange(merged.shape[1]) - merged.cumsum(1)  # [symbols, states]
-    new = latent.with_states(latent.states - chosen.view_as(losses).sum(1))
-
-    rule, states = _coordinates(latent)
-    symbols = latent.rules[rule]
-    states = torch.where(symbols < 0, 0, number[symbols, states])
-    rules = counts.rules.new_zeros(int(new.sizes.prod(1).sum())).index_add(0, _places(new, rule, states), counts.rules)
-    symbol = torch.repeat_interleave(latent.states)
-    state = number[symbol, torch.arange(len(symbol)) - latent.first[symbol]]
-    root = counts.root.new_zeros(int(new.first[-1])).index_add(0, new.first[symbol] + state, counts.root)
-    tag = latent.pair_tag[latent.pair_of_value]
-    place = new.pair_start[latent.pair_of_value] + number[tag, latent.state_in_symbol]
-    lexical = counts.lexical.new_zeros(len(new.pair_of_value)).index_add(0, place, counts.lexical)
-    return new, Counts(root, rules, lexical), new.first[symbol] + state
+    return chosen.view_as(losses)
 
 
-def _coordinates(latent: Latent) -> tuple[Tensor, Tensor]:
-    """The rule of each number of `Counts.rules`, and its states [numbers, 3]."""
-    volume = latent.sizes.prod(1)
-    rule = torch.repeat_interleave(volume)
-    within = torch.arange(len(rule)) - starts_of(volume)[rule]
-    _, y, z = latent.sizes[rule].unbind(1)
-    return rule, torch.stack([within // (y * z), within // z % y, within % z], 1)
-
-
-def _places(latent: Latent, rule: Tensor, states: Tensor) -> Tensor:
-    """Where they stand in `Counts.rules`."""
-    _, my, mz = latent.sizes[rule].unbind(1)
-    x, y, z = states.unbind(1)
-    return starts_of(latent.sizes.prod(1))[rule] + (x * my + y) * mz + z
+def after_merging(chosen: Bool[Tensor, "_ pairs"]) -> Int64[Tensor, "_ twice_pairs"]:
+    """The new numbers where of some pairs 2k, 2k + 1 the second has moved to the first."""
+    merged = torch.zeros(len(chosen), 2 * chosen.shape[1], dtype=torch.int64)
+    merged[:, 1::2] = chosen
+    return torch.arange(merged.shape[1]) - merged.cumsum(1)

@@ -4,7 +4,6 @@ p(a_i -> b_j c_k) over coarse states is the fine rule summed over the states of 
 of a_i, weighted by how often they are expected.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.rules import end_to_end, padded, starts_of
+from lvpcfg.grammar.rules import starts_of, transformed
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,30 +44,12 @@ def projected(grammar: Grammar, expected: Float[Tensor, "states"], ancestor: Int
     coarse_grammar = replace(
         grammar,
         binary=grammar.binary.transformed(tuple(states.tolist()), *member),
-        unary=_unary(grammar, states, *member),
+        unary=transformed(grammar.states, states, grammar.unary_rules, grammar.unary, member.unbind()),
         root=grammar.root.new_zeros(int(first[-1])).index_add(0, coarse, grammar.root),
         lexical=grammar.lexical.fold(share[tags:], coarse[tags:] - coarse_tags, int(first[-1]) - coarse_tags),
         hierarchy=grammar.hierarchy.new_zeros(0, int(first[-1])),
     )
     return Projection(coarse_grammar, fold[tags:, coarse_tags:], total)
-
-
-def _unary(
-    grammar: Grammar,
-    states: Int64[Tensor, "symbols"],
-    parent: Float[Tensor, "symbols m coarse_m"],
-    child: Float[Tensor, "symbols m coarse_m"],
-) -> Float[Tensor, "numbers"]:
-    """All R over the coarse states, end to end; see `BinaryRules.transformed`."""
-    rules = grammar.unary_rules
-
-    def groups() -> Iterator[tuple[Tensor, Tensor]]:
-        for group, matrices in padded(grammar.states, rules, grammar.unary_starts, grammar.unary):
-            a, b = rules[group].unbind(1)
-            p, c = parent[a, : matrices.shape[1]], child[b, : matrices.shape[2]]
-            yield group, torch.einsum("rxy,rxi,ryj->rij", matrices, p, c)
-
-    return end_to_end(groups(), states[rules], grammar.unary)
 
 
 def nonnegative(grammar: Grammar) -> Grammar:

@@ -34,6 +34,7 @@ class RuleCP(BinaryRules):
 
     name: ClassVar[str] = "rule_cp"
     parameters: ClassVar[tuple[str, ...]] = ("values", "u", "v", "w")
+    of_terms: ClassVar[tuple[str, ...]] = ("v", "w")
     structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "is_cp", "exact_rules", "layout", "parent_states")
 
     @property
@@ -95,9 +96,13 @@ class RuleCP(BinaryRules):
     def tensor(self, rule: int) -> Float[Tensor, "x y z"]:
         if not bool(self.is_cp[rule]):
             return self.exact.tensor(int((~self.is_cp[:rule]).sum()))
+        return self.factors_of(rule).tensor()
+
+    def factors_of(self, rule: int) -> Factors:
+        """Of one of `cp_rules`, over the states of its symbols."""
         row = int(self.is_cp[:rule].sum())
         x, y, z = self.states[self.rules[rule]].tolist()
-        return Factors(self.u[row, :, :x], self.v[row, :, :y], self.w[row, :, :z]).tensor()
+        return Factors(self.u[row, :, :x], self.v[row, :, :y], self.w[row, :, :z])
 
     @cached_property
     def parent_states(self) -> Int64[Tensor, "cp_rules widest"]:

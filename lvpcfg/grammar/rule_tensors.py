@@ -1,15 +1,14 @@
 """Binary rules as tensors: exact, and what every other representation can be written out as."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from lvpcfg.grammar.rules import BinaryRules, Reader, end_to_end, padded, representation, starts_of
+from lvpcfg.grammar.rules import BinaryRules, Reader, representation, starts_of, transformed
 
 
 @representation
@@ -38,13 +37,13 @@ class RuleTensors(BinaryRules):
         return self.values[begin:end].view(*self.states[self.rules[rule]].tolist())
 
     @cached_property
-    def parent_states(self) -> Int64[Tensor, "numbers"]:
+    def parent_states(self) -> Int32[Tensor, "numbers"]:
         """The parent (a, h) that each number of `values` is a probability of."""
-        sizes = self.states[self.rules].prod(1)
-        rule = torch.repeat_interleave(sizes, output_size=len(self.values))
-        within = torch.arange(len(self.values), device=rule.device) - self.starts[rule]
-        parents = self.rules[:, 0]
-        return self.first_state[parents[rule]] + within // (sizes // self.states[parents])[rule]
+        m, (parent, left, right) = self.states, self.rules.unbind(1)
+        state = torch.arange(max(self.state_counts), dtype=torch.int32, device=m.device)
+        rows = self.first_state[parent].int().unsqueeze(1) + state  # of each rule, for each state of its parent
+        lengths = torch.where(state < m[parent].unsqueeze(1), (m[left] * m[right]).unsqueeze(1), 0)
+        return torch.repeat_interleave(rows.flatten(), lengths.flatten(), output_size=len(self.values))
 
     def row_sums(self) -> Float[Tensor, "states"]:
         return self.values.new_zeros(sum(self.state_counts)).index_add(0, self.parent_states, self.values)
@@ -58,14 +57,9 @@ class RuleTensors(BinaryRules):
         parent: Float[Tensor, "symbols m new_m"],
         child: Float[Tensor, "symbols m new_m"],
     ) -> "RuleTensors":
-        def groups() -> Iterator[tuple[Tensor, Tensor]]:
-            for group, tensors in padded(self.states, self.rules, self.starts, self.values):
-                for basis, symbols in zip((parent, child, child), self.rules[group].unbind(1), strict=True):
-                    tensors = torch.einsum("rx...,rxk->r...k", tensors, basis[symbols, : tensors.shape[1]])
-                yield group, tensors
-
-        new = RuleTensors(state_counts, self.interminals, self.rules, self.values)
-        return replace(new, values=end_to_end(groups(), new.states[self.rules], self.values))
+        states = torch.tensor(state_counts, device=self.rules.device)
+        values = transformed(self.states, states, self.rules, self.values, (parent, child, child))
+        return RuleTensors(state_counts, self.interminals, self.rules, values)
 
     @classmethod
     def read(

@@ -76,6 +76,7 @@ class BinaryRules(ABC):
 
     name: ClassVar[str]  # in model folders
     parameters: ClassVar[tuple[str, ...]]  # the fields that hold its numbers
+    of_terms: ClassVar[tuple[str, ...]] = ()  # those of them whose rows are the left or the right child of one term
     # Cached properties that do not depend on these numbers.
     structure: ClassVar[tuple[str, ...]] = ("states", "first_state", "child_types")
 
@@ -123,6 +124,8 @@ class BinaryRules(ABC):
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
         tensors = {"rules": self.rules} | self.saved()
+        if all(moved(tensor) is tensor for tensor in tensors.values()):
+            return self
         return replace(self, **dict[str, Any]({name: moved(tensor) for name, tensor in tensors.items()}))
 
     # Its tensors written out
@@ -196,6 +199,12 @@ class BinaryRules(ABC):
     def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "BinaryRules":
         """Every T with its parent states multiplied by `factor`."""
         return self.written_out().scaled(factor)
+
+    def conditional(self: "Self") -> "Self":
+        """With rows that sum to 1 for the children of terms: expected counts become p(b, h | term)."""
+        sums = {name: getattr(self, name).sum(-1, keepdim=True) for name in self.of_terms}
+        children = {name: getattr(self, name) / torch.where(total > 0, total, 1) for name, total in sums.items()}
+        return self.with_tensors(self.tensors | children)
 
     # Loading
 
@@ -302,6 +311,31 @@ def within_padding(
         )
         position, inside = position * size + number, inside & (number < size)
     return torch.where(inside, position + starts.view(-1, *ones), nowhere)
+
+
+def transformed(
+    states: Int64[Tensor, "symbols"],
+    new_states: Int64[Tensor, "symbols"],
+    blocks: Int64[Tensor, "blocks order"],
+    values: Float[Tensor, "numbers"],
+    bases: Sequence[Float[Tensor, "symbols m new_m"]],
+) -> Float[Tensor, "new_numbers"]:
+    """Tensors that stand end to end, over other states or in another basis: each mode times a matrix of its symbol.
+
+    `blocks` are the symbols of each tensor's modes, `bases` the matrices of each mode; see `BinaryRules.transformed`.
+    """
+    sizes = new_states[blocks]
+
+    def groups() -> Iterator[tuple[Tensor, Tensor]]:
+        for group, tensors in padded(states, blocks, starts_of(states[blocks].prod(1)), values):
+            widest = sizes[group].amax(0).tolist()
+            size = max(1, CHUNK // math.prod(widest))
+            for some, tensor in zip(group.split(size), tensors.split(size), strict=True):
+                for basis, symbols, most in zip(bases, blocks[some].unbind(1), widest, strict=True):
+                    tensor = torch.einsum("rx...,rxk->r...k", tensor, basis[symbols, : tensor.shape[1], :most])
+                yield some, tensor
+
+    return end_to_end(groups(), sizes, values)
 
 
 def end_to_end(

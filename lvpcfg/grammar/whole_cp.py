@@ -40,6 +40,7 @@ class WholeCP(BinaryRules):
 
     name: ClassVar[str] = "whole_cp"
     parameters: ClassVar[tuple[str, ...]] = ("u", "v", "w")
+    of_terms: ClassVar[tuple[str, ...]] = ("v", "w")
     structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "forest_places")
     only_listed: ClassVar[bool] = False
     prunable: ClassVar[bool] = False
@@ -107,10 +108,14 @@ class WholeCP(BinaryRules):
         return self.of_rules(torch.cartesian_prod(symbols[: self.interminals], symbols, symbols))
 
     def tensor(self, rule: int) -> Float[Tensor, "x y z"]:
+        return self.factors_of(rule).tensor()
+
+    def factors_of(self, rule: int) -> Factors:
+        """The columns of U, V and W for the states of one rule."""
         a, b, c = self.rules[rule].tolist()
         first = self.first_state.tolist()
         u, v, w = (factor[:, first[s] : first[s + 1]] for factor, s in ((self.u, a), (self.v, b), (self.w, c)))
-        return Factors(u, v, w).tensor()
+        return Factors(u, v, w)
 
     def _blocks(
         self, rules: Int64[Tensor, "rules 3"], shape: tuple[int, ...] | list[int]
