@@ -15,5 +15,6 @@ class CountOptions(Options):
 def count(options: CountOptions, task: Task) -> Estimator:
     """EM of no phase."""
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
+    from lvpcfg.estimate.states import Refinement
 
-    return ExpectationMaximisation(options, task, phases=[], rare=0)
+    return ExpectationMaximisation(options, task, phases=[], refinement=Refinement.of(task.observed, rare=0))

@@ -26,6 +26,7 @@ class EMOptions(Options):
 def em(options: EMOptions, task: Task) -> Estimator:
     """One phase, before which every symbol gets its states."""
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
+    from lvpcfg.estimate.states import Refinement
 
     phase = Phase(
         name="em",
@@ -35,4 +36,4 @@ def em(options: EMOptions, task: Task) -> Estimator:
         title="iteration {iteration}",
         evaluate="sometimes",
     )
-    return ExpectationMaximisation(options, task, [phase], options.rare)
+    return ExpectationMaximisation(options, task, [phase], Refinement.of(task.observed, options.rare))

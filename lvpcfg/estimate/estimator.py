@@ -38,8 +38,8 @@ class Options:
 def check_number(
     options: Options, name: str, least: float = 0, most: float = math.inf, otherwise: str | None = None
 ) -> None:
-    """Refuses an option that is no number from `least` to `most`, and no whole number where its default is one."""
-    value, whole = getattr(options, name), isinstance(getattr(type(options), name), int)
+    """Refuses an option that is no number from `least` to `most`; where its default is no float, no whole number."""
+    value, whole = getattr(options, name), not isinstance(getattr(type(options), name), float)
     if type(value) is not int and (whole or type(value) is not float):
         raise InputError(f"estimator.{name} is {show(value)}: expected a {'whole ' if whole else ''}number.")
     if not value >= least:  # so that NaN is refused too

@@ -1,4 +1,5 @@
-"""EM over the states of observed trees, in phases; `count`, `em` and `split_merge` differ in their phases alone.
+"""EM over the states of observed trees, in phases; `count`, `em`, `split_merge` and `kruskal_em` differ in their phases
+and in where they begin.
 
 Without smoothing the log-likelihood never falls within a phase; it is watched.
 """
@@ -18,6 +19,7 @@ from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 
+COUNTED = Step("counting", "treebank PCFG", "always")
 ROUNDING = 1e-6  # of the log-likelihood, and for each node: scores on trees are float32
 
 
@@ -59,14 +61,18 @@ def iterations(phases: Sequence[Phase]) -> list[Iteration]:
 class ExpectationMaximisation:
     """EM at work on a treebank. Between two iterations, its expected counts are all there is to it."""
 
-    start = Step("counting", "treebank PCFG", "always")
     shown = ("states", "log_likelihood_per_word")
 
-    def __init__(self, options: Options, task: Task, phases: Sequence[Phase], rare: int) -> None:
-        """Words that occur at most `rare` times share one profile over the states of a tag."""
-        self.options, self.task = options, task
-        latent, counts = task.observed.latent.with_rare(rare), task.observed.counts
-        self.refinement = Refinement(latent, counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
+    def __init__(
+        self,
+        options: Options,
+        task: Task,
+        phases: Sequence[Phase],
+        refinement: Refinement,
+        start: Step | None = COUNTED,
+    ) -> None:
+        """`refinement` is where it begins; `start` describes that, if there is a model yet that is worth a look."""
+        self.options, self.task, self.refinement, self.start = options, task, refinement, start
         self.steps, self.done = iterations(phases), 0
         self.log_likelihood = -torch.inf  # under the counts before the last iteration
 

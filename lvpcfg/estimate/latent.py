@@ -256,7 +256,7 @@ class Latent:
         parameters = self.parameters(counts, smoothing)
         return Grammar(
             symbols=self.treebank.symbols,
-            binary=parameters.binary,
+            binary=parameters.binary.economical(),
             unary_rules=self.treebank.unary_rules,
             root=parameters.root,
             unary=parameters.unary,

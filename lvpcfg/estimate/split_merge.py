@@ -34,6 +34,7 @@ class SplitMergeOptions(Options):
 def split_merge(options: SplitMergeOptions, task: Task) -> Estimator:
     """Three phases in each cycle; models are looked at when a cycle is over."""
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
+    from lvpcfg.estimate.states import Refinement
 
     phases = []
     for cycle in range(1, options.cycles + 1):
@@ -57,4 +58,4 @@ def split_merge(options: SplitMergeOptions, task: Task) -> Estimator:
                 smooth=(options.smooth_rules, options.smooth_words),
             ),
         ]
-    return ExpectationMaximisation(options, task, phases, options.rare)
+    return ExpectationMaximisation(options, task, phases, Refinement.of(task.observed, options.rare))

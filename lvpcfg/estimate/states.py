@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from lvpcfg.estimate.latent import Counts, Latent, Smoothing
+from lvpcfg.estimate.latent import Counts, Latent, Observed, Smoothing
 from lvpcfg.trees.normalise import TOP
 
 CHUNK = 1 << 22  # numbers handled at once
@@ -28,6 +28,12 @@ class Refinement:
     latent: Latent
     counts: Counts
     hierarchy: Tensor  # [splits, states]: the ancestor of each state before each split, numbered within its symbol
+
+    @staticmethod
+    def of(observed: Observed, rare: int) -> "Refinement":
+        """The treebank as it stands, one state for each symbol."""
+        counts = observed.counts
+        return Refinement(observed.latent.with_rare(rare), counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
 
     def split(self, parts: int, noise: float, generator: torch.Generator, remember: bool = True) -> "Refinement":
         """Splits every state into so many parts; the hierarchy remembers it, or begins anew."""
@@ -107,19 +113,33 @@ def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
     alpha, beta = (torch.nn.functional.pad(tensor, (0, tensor.shape[1] % 2)) for tensor in (alpha, beta))
     frequency = alpha.new_zeros(len(latent.states), alpha.shape[1], dtype=torch.float64)
     frequency.index_add_(0, symbol, (alpha * beta).double())
-    w = (frequency / frequency.unflatten(1, (-1, 2)).sum(2).clamp_min(1e-300).repeat_interleave(2, 1)).to(alpha.dtype)
-    both = (alpha * beta).unflatten(1, (-1, 2)).sum(2)
-    merged = (w[symbol] * alpha).unflatten(1, (-1, 2)).sum(2) * beta.unflatten(1, (-1, 2)).sum(2)
-    loss = -torch.log((1 - both + merged).clamp_min(1e-30)).double()
+    loss = losses_of_nodes(alpha, beta, share_in_pair(frequency).to(alpha.dtype)[symbol])
     losses = loss.new_zeros(len(latent.states), loss.shape[1]).index_add_(0, symbol, loss).cpu()
     return losses, 2 * torch.arange(losses.shape[1]) + 1 < latent.states.unsqueeze(1)
+
+
+def share_in_pair(frequency: Float64[Tensor, "_ twice_pairs"]) -> Float64[Tensor, "_ twice_pairs"]:
+    """w_i / (w_i + w_j) of the two in each pair."""
+    return frequency / frequency.unflatten(1, (-1, 2)).sum(2).clamp_min(1e-300).repeat_interleave(2, 1)
+
+
+def losses_of_nodes(
+    inside: Float[Tensor, "nodes twice_pairs"],
+    outside: Float[Tensor, "nodes twice_pairs"],
+    share: Float[Tensor, "_ twice_pairs"],
+) -> Float64[Tensor, "nodes pairs"]:
+    """What merging each pair would lose at each node; the products of I and O sum to 1 at a node."""
+    both = (inside * outside).unflatten(1, (-1, 2)).sum(2)
+    merged = (share * inside).unflatten(1, (-1, 2)).sum(2) * outside.unflatten(1, (-1, 2)).sum(2)
+    return -torch.log((1 - both + merged).clamp_min(1e-30)).double()
 
 
 def merge(latent: Latent, counts: Counts, fraction: float) -> tuple[Latent, Counts, Tensor]:
     """Merges this fraction of all pairs, those worth least; also the place of each old state among the new ones."""
     losses, exists = merge_losses(latent, counts)
     chosen = least(losses, exists, fraction)
-    number = after_merging(chosen)  # [symbols, states]
+    alive = torch.arange(2 * chosen.shape[1]) < latent.states.unsqueeze(1)
+    number = after_merging(chosen, alive)  # [symbols, states]
     widest = int(latent.states.max())
     basis = torch.nn.functional.one_hot(number[:, :widest], widest).double()
     new, counts = latent.transformed(counts, latent.states - chosen.sum(1), basis)
@@ -138,8 +158,10 @@ def least(
     return chosen.view_as(losses)
 
 
-def after_merging(chosen: Bool[Tensor, "_ pairs"]) -> Int64[Tensor, "_ twice_pairs"]:
-    """The new numbers where of some pairs 2k, 2k + 1 the second has moved to the first."""
-    merged = torch.zeros(len(chosen), 2 * chosen.shape[1], dtype=torch.int64)
-    merged[:, 1::2] = chosen
-    return torch.arange(merged.shape[1]) - merged.cumsum(1)
+def after_merging(
+    chosen: Bool[Tensor, "_ pairs"], alive: Bool[Tensor, "_ twice_pairs"]
+) -> Int64[Tensor, "_ twice_pairs"]:
+    """The new numbers where the second of each chosen pair 2k, 2k + 1 moves to the first; what is not alive has none."""
+    kept = alive.clone()
+    kept[:, 1::2] &= ~(chosen & alive[:, ::2])
+    return (kept.cumsum(1) - 1).clamp_min(0)

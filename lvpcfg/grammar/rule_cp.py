@@ -124,6 +124,22 @@ class RuleCP(BinaryRules):
     def for_forests(self) -> ForestRules:
         return ForestRules(self.values, self)
 
+    def economical(self) -> "RuleCP":
+        """Terms that are zero are left out, and rules whose tensors are no larger than their CP forms are tensors."""
+        used = self.u.abs().sum(2) > 0  # [cp_rules, rank]
+        sizes, terms = self.states[self.rules[self.cp_rules]], used.sum(1)
+        stays = terms * sizes.sum(1) < sizes.prod(1)
+        rank = int(torch.where(stays, terms, 0).amax()) if len(terms) else 0
+        stays &= rank * sizes.sum(1) < sizes.prod(1)  # all rules in CP form have one rank
+        order = used.long().argsort(dim=1, descending=True, stable=True)[stays, :rank].unsqueeze(2)
+        u, v, w = (
+            factor[stays].gather(1, order.expand(-1, -1, factor.shape[2])) for factor in (self.u, self.v, self.w)
+        )
+        written, cp_rules = self.written_out(), self.cp_rules[stays]
+        is_exact = torch.ones_like(self.is_cp).index_fill(0, cp_rules, False)
+        values = written.values[torch.repeat_interleave(is_exact, written.starts.diff())]
+        return RuleCP(self.state_counts, self.interminals, self.rules, values, cp_rules, u, v, w)
+
     def transformed(
         self,
         state_counts: tuple[int, ...],

@@ -157,6 +157,10 @@ class BinaryRules(ABC):
         """The rules of `rules` alone, in their order."""
         return ForestRules(self.listed().values)
 
+    def economical(self) -> "BinaryRules":
+        """The same rules in no more numbers than need be."""
+        return self
+
     # What is known of them
 
     def rewrites(self) -> Float64[Tensor, "interminal_states states"]:

@@ -54,6 +54,11 @@ class WholeCP(BinaryRules):
     def factors(self) -> Factors:
         return Factors(self.u, self.v, self.w)
 
+    @property
+    def cp_rules(self) -> Int64[Tensor, "rules"]:
+        """Those in CP form: all."""
+        return torch.arange(len(self.rules), device=self.rules.device)
+
     def for_charts(self) -> "WholeCP":
         return self
 
