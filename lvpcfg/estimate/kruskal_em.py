@@ -52,6 +52,8 @@ def kruskal_em(options: KruskalEMOptions, task: Task) -> Estimator:
     from lvpcfg.estimate.terms import merge_terms, split_terms
 
     smooth, phases = (options.smooth_rules, options.smooth_words), []
+    if options.shared and options.init is None and options.cycles:  # what is random finds its rules first
+        phases.append(Phase(name="start", cycle=0, iterations=options.split_iterations, title="start"))
     for cycle in range(1, (options.cycles or 0) + 1):
         phases += [
             Phase(

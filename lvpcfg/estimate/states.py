@@ -161,7 +161,7 @@ def least(
 def after_merging(
     chosen: Bool[Tensor, "_ pairs"], alive: Bool[Tensor, "_ twice_pairs"]
 ) -> Int64[Tensor, "_ twice_pairs"]:
-    """The new numbers where the second of each chosen pair 2k, 2k + 1 moves to the first; what is not alive has none."""
+    """The new numbers where the second of each chosen pair 2k, 2k + 1 moves to the first; the dead have none."""
     kept = alive.clone()
     kept[:, 1::2] &= ~(chosen & alive[:, ::2])
     return (kept.cumsum(1) - 1).clamp_min(0)

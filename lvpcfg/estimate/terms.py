@@ -18,13 +18,17 @@ from lvpcfg.estimate.states import Refinement, after_merging, disturbed, least, 
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.whole_cp import WholeCP
 
+NOTHING = 1e-9  # expected counts in the whole treebank that are taken for zero where terms are split
 FACTORS = ("u", "v", "w")  # [..., rank, states]: a rank for each rule, or one for all
 
 
 def split_terms(refinement: Refinement, parts: int, noise: float, generator: torch.Generator) -> Refinement:
     """Every term in so many, whose counts differ by up to the factor exp(noise)."""
-    binary = in_cp(refinement.counts)
-    factors = {name: getattr(binary, name).repeat_interleave(parts, -2) / parts for name in FACTORS}
+    binary, factors = in_cp(refinement.counts), {}
+    for name in FACTORS:
+        counts = getattr(binary, name)
+        counts = torch.where(counts > NOTHING, counts, 0)  # zeros stay zeros, and cost nothing
+        factors[name] = counts.repeat_interleave(parts, -2) / parts
     return _with_factors(refinement, {name: disturbed(some, noise, generator) for name, some in factors.items()})
 
 

@@ -1,5 +1,6 @@
 """All binary rules of a grammar as one CP form over the states of all symbols (Cohen, Satta & Collins 2013)."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -7,12 +8,14 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import (
+    CHUNK,
     BinaryRules,
     ForestRules,
     Reader,
@@ -43,7 +46,11 @@ class WholeCP(BinaryRules):
     of_terms: ClassVar[tuple[str, ...]] = ("v", "w")
     structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "forest_places")
     only_listed: ClassVar[bool] = False
-    prunable: ClassVar[bool] = False
+
+    @property
+    def prunable(self) -> bool:  # type: ignore[override]
+        """Charts over single states are as fast whole; with more states, forests of the skeletal rules are faster."""
+        return sum(self.state_counts) > len(self.state_counts)
 
     @classmethod
     def from_factors(cls, factors: Factors, source: BinaryRules) -> "WholeCP":
@@ -71,7 +78,7 @@ class WholeCP(BinaryRules):
             total, groups = self.forest_places
             values = self.u.new_zeros(total + 1)  # the last takes the padding
             for some, shape, place in groups:
-                tensors = Factors(*self._blocks(self.rules.index_select(0, some), shape)).tensor()
+                tensors = self._tensors(self.rules.index_select(0, some), shape)
                 values = values.index_copy_(0, place.flatten(), tensors.flatten())
             return ForestRules(values[:-1])
         widest = max(self.state_counts)
@@ -98,11 +105,22 @@ class WholeCP(BinaryRules):
 
     def of_rules(self, rules: Int64[Tensor, "rules 3"]) -> RuleTensors:
         """The blocks of T for these rules, as tensors."""
-        groups = (
-            (group, Factors(*self._blocks(rules[group], shape)).tensor())
-            for group, shape in similar(self.states[rules])
-        )
+        groups = ((group, self._tensors(rules[group], shape)) for group, shape in similar(self.states[rules]))
         return RuleTensors(self.state_counts, self.interminals, rules, end_to_end(groups, self.states[rules], self.u))
+
+    def _tensors(
+        self, rules: Int64[Tensor, "rules 3"], shape: tuple[int, ...] | list[int]
+    ) -> Float[Tensor, "rules x y z"]:
+        """T of some rules, padded by zeros to `shape`: the sum of the terms that are not zero for all its symbols."""
+        blocks = self._columns(rules, shape)
+        used = [(factor != 0)[:, columns].any(2).T for factor, columns in blocks]  # [rules, rank]
+        rule, term = (used[0] & used[1] & used[2]).nonzero().unbind(1)
+        total = self.u.new_zeros(len(rules), *shape)
+        size = max(1, CHUNK // math.prod(shape))
+        for some, terms in zip(rule.split(size), term.split(size), strict=True):
+            # Products of two factors are larger than their sums by far: backward computes them again.
+            total = total.index_add(0, some, checkpoint(_products, blocks, some, terms, use_reentrant=False))
+        return total
 
     def written_out(self) -> RuleTensors:
         """Every a, b, c as a rule, if that is not too much for the memory."""
@@ -126,14 +144,20 @@ class WholeCP(BinaryRules):
         self, rules: Int64[Tensor, "rules 3"], shape: tuple[int, ...] | list[int]
     ) -> tuple[Float[Tensor, "rules rank x"], Float[Tensor, "rules rank y"], Float[Tensor, "rules rank z"]]:
         """The columns of U, V and W for the states of each rule, padded by zeros to `shape`, [x, y, z]."""
-        blocks = []
+        u, v, w = (factor[:, columns].transpose(0, 1) for factor, columns in self._columns(rules, shape))
+        return u, v, w
+
+    def _columns(
+        self, rules: Int64[Tensor, "rules 3"], shape: tuple[int, ...] | list[int]
+    ) -> list[tuple[Float[Tensor, "rank states_plus_1"], Int64[Tensor, "rules _"]]]:
+        """U, V and W, each with a column of zeros behind it, and the columns of the states of each rule."""
+        found = []
         for factor, symbols, size in zip((self.u, self.v, self.w), rules.unbind(1), shape, strict=True):
             state = torch.arange(size, device=rules.device)
             inside = state < self.states[symbols].unsqueeze(1)
-            column = torch.where(inside, self.first_state[symbols].unsqueeze(1) + state, factor.shape[1])
-            blocks.append(torch.nn.functional.pad(factor, (0, 1))[:, column].transpose(0, 1))
-        u, v, w = blocks
-        return u, v, w
+            columns = torch.where(inside, self.first_state[symbols].unsqueeze(1) + state, factor.shape[1])
+            found.append((torch.nn.functional.pad(factor, (0, 1)), columns))
+        return found
 
     def rewrites(self) -> Float64[Tensor, "interminal_states states"]:
         u, v, w = (factor.detach().double() for factor in (self.u, self.v, self.w))
@@ -171,3 +195,13 @@ class WholeCP(BinaryRules):
 
     def sizes(self) -> dict[str, int]:
         return {"rank": self.factors.rank}
+
+
+def _products(
+    blocks: list[tuple[Float[Tensor, "rank states_plus_1"], Int64[Tensor, "rules _"]]],
+    rule: Int64[Tensor, "some"],
+    term: Int64[Tensor, "some"],
+) -> Float[Tensor, "some x y z"]:
+    """u v w of some terms, each for the states of one rule."""
+    u, v, w = (factor[term.unsqueeze(1), columns[rule]] for factor, columns in blocks)
+    return torch.einsum("sx,sy,sz->sxyz", u, v, w)
