@@ -117,7 +117,9 @@ class GrammarLayer(nn.Module):
             old,
             root=root,
             unary=unary,
-            binary=old.binary.with_tensors(dict(zip(old.binary.tensors, tensors, strict=True))),
+            binary=old.binary.with_tensors(
+                dict(zip(old.binary.tensors, tensors, strict=True)), zeros_stay=self.parametrisation != VALUES
+            ),
             lexical=replace(old.lexical, value=words, backoff=unknown),
         )
         if self.parametrisation == LOGITS:
@@ -318,7 +320,7 @@ class _Structure:
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar, self.symbol_of_state = grammar, grammar.symbol_of_state.tolist()
-        for name in grammar.binary.structure:  # found out now, and kept by `with_tensors`
+        for name in grammar.binary.structure + grammar.binary.of_zeros:  # found out now, and kept by `with_tensors`
             getattr(grammar.binary, name)
         self.form = form(grammar)
         self._pruning: tuple[Pruning, LexicalTable] | None = None

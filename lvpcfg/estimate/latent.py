@@ -71,7 +71,7 @@ class Latent:
         rare: int,
         forest: Forest,
     ) -> None:
-        """`binary` has the states and the representation of binary rules; its numbers do not matter."""
+        """`binary` has the states and the representation of binary rules. Of its numbers, only the zeros matter."""
         self.treebank, self.lexicon, self.unseen, self.binary, self.rare = treebank, lexicon, unseen, binary, rare
         self.forest, self.device = forest, forest.rule.device
         self.states, self.inner = binary.states, len(treebank.symbols.interminals)
@@ -127,7 +127,7 @@ class Latent:
     @cached_property
     def _binary_on_device(self) -> BinaryRules:
         binary = self.binary.to(self.device)
-        for name in binary.structure:  # found out now, and kept by `with_tensors`
+        for name in binary.structure + binary.of_zeros:  # found out now, and kept by `with_tensors`
             getattr(binary, name)
         return binary
 
@@ -217,7 +217,9 @@ class Latent:
         inputs = [*binary.tensors.values(), parameters.unary, parameters.root, leaf]
         inputs = [tensor.detach().requires_grad_() for tensor in inputs]
         *tensors, unary, root, leaf = inputs
-        given = Counts(root, binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True))), unary, root)
+        given = Counts(
+            root, binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True), unary, root
+        )
         total = log_likelihood(*self._rules(given), leaf).sum()
         found = torch.autograd.grad(total, inputs)
         *tensors, unary, root, posterior = (x.mul_(y.detach()) for x, y in zip(found, inputs, strict=True))
@@ -225,7 +227,7 @@ class Latent:
         lexical = posterior.new_zeros(len(self.pair_of_value) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
-        counts = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)))
+        counts = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True)
         return float(total.detach()), Counts(root, counts, unary, lexical[:-1].cpu())
 
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
@@ -241,7 +243,7 @@ class Latent:
     def _rules(self, parameters: Counts) -> tuple[Plan, Float64[Tensor, "numbers"]]:
         """All rules, and those of the root, as the forest computes with them; float64, as their gradients shall be."""
         tensors = {name: tensor.to(self.device) for name, tensor in parameters.binary.tensors.items()}
-        binary, plan = self._binary_on_device.with_tensors(tensors).for_forests(), copy(self.plan)
+        binary, plan = self._binary_on_device.with_tensors(tensors, zeros_stay=True).for_forests(), copy(self.plan)
         plan.cp = binary.cp  # the same rules with the numbers of now
         others = (tensor.to(self.device) for tensor in (parameters.unary, parameters.root))
         return plan, torch.cat([binary.values, *others])

@@ -79,6 +79,7 @@ class BinaryRules(ABC):
     of_terms: ClassVar[tuple[str, ...]] = ()  # those of them whose rows are the left or the right child of one term
     # Cached properties that do not depend on these numbers.
     structure: ClassVar[tuple[str, ...]] = ("states", "first_state", "child_types")
+    of_zeros: ClassVar[tuple[str, ...]] = ()  # those that depend on which numbers are zero
 
     # Its numbers
 
@@ -87,13 +88,14 @@ class BinaryRules(ABC):
         """All its numbers by name: what is saved, moved and optimised."""
         return {name: getattr(self, name) for name in self.parameters}
 
-    def with_tensors(self: "Self", tensors: Mapping[str, Tensor]) -> "Self":
+    def with_tensors(self: "Self", tensors: Mapping[str, Tensor], zeros_stay: bool = False) -> "Self":
         """The same rules with other numbers; results are differentiable by them.
 
-        What was computed of the rules alone (`structure`) is kept.
+        What was computed of the rules alone (`structure`) is kept; and, if what is zero stays zero, `of_zeros`.
         """
+        kept = self.structure + (self.of_zeros if zeros_stay else ())
         new = replace(self, **dict[str, Any](tensors))
-        new.__dict__.update({name: value for name, value in vars(self).items() if name in self.structure})
+        new.__dict__.update({name: value for name, value in vars(self).items() if name in kept})
         return new
 
     def saved(self) -> dict[str, Tensor]:
@@ -208,7 +210,7 @@ class BinaryRules(ABC):
         """With rows that sum to 1 for the children of terms: expected counts become p(b, h | term)."""
         sums = {name: getattr(self, name).sum(-1, keepdim=True) for name in self.of_terms}
         children = {name: getattr(self, name) / torch.where(total > 0, total, 1) for name, total in sums.items()}
-        return self.with_tensors(self.tensors | children)
+        return self.with_tensors(self.tensors | children, zeros_stay=True)
 
     # Loading
 

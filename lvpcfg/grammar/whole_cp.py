@@ -45,6 +45,7 @@ class WholeCP(BinaryRules):
     parameters: ClassVar[tuple[str, ...]] = ("u", "v", "w")
     of_terms: ClassVar[tuple[str, ...]] = ("v", "w")
     structure: ClassVar[tuple[str, ...]] = (*BinaryRules.structure, "forest_places")
+    of_zeros: ClassVar[tuple[str, ...]] = ("forest_terms",)
     only_listed: ClassVar[bool] = False
 
     @property
@@ -77,8 +78,8 @@ class WholeCP(BinaryRules):
         if self.forest_places is not None:
             total, groups = self.forest_places
             values = self.u.new_zeros(total + 1)  # the last takes the padding
-            for some, shape, place in groups:
-                tensors = self._tensors(self.rules.index_select(0, some), shape)
+            for (some, shape, place), terms in zip(groups, self.forest_terms, strict=True):
+                tensors = self._tensors(self.rules.index_select(0, some), shape, terms)
                 values = values.index_copy_(0, place.flatten(), tensors.flatten())
             return ForestRules(values[:-1])
         widest = max(self.state_counts)
@@ -103,23 +104,44 @@ class WholeCP(BinaryRules):
             (some, shape, within_padding(starts[some], sizes[some], shape, total)) for some, shape in similar(sizes)
         ]
 
+    @cached_property
+    def forest_terms(self) -> list[tuple[Tensor, Tensor]]:
+        """The terms of each of these groups, see `_terms`."""
+        groups = [] if self.forest_places is None else self.forest_places[1]
+        return [self._terms(self.rules[some]) for some, *_ in groups]
+
     def of_rules(self, rules: Int64[Tensor, "rules 3"]) -> RuleTensors:
         """The blocks of T for these rules, as tensors."""
-        groups = ((group, self._tensors(rules[group], shape)) for group, shape in similar(self.states[rules]))
+        groups = (
+            (group, self._tensors(rules[group], shape, self._terms(rules[group])))
+            for group, shape in similar(self.states[rules])
+        )
         return RuleTensors(self.state_counts, self.interminals, rules, end_to_end(groups, self.states[rules], self.u))
 
+    def _terms(self, rules: Int64[Tensor, "rules 3"]) -> tuple[Int64[Tensor, "_"], Int64[Tensor, "_"]]:
+        """All pairs of a rule and a term that is not zero for any of its symbols."""
+        symbols, used = len(self.states), None
+        for factor, of_rule in zip((self.u, self.v, self.w), rules.unbind(1), strict=True):
+            some = self.states.new_zeros(len(factor), symbols)
+            symbol = torch.repeat_interleave(self.states, output_size=sum(self.state_counts))[: factor.shape[1]]
+            some = some.index_add(1, symbol, (factor != 0).long())[:, of_rule] > 0  # [rank, rules]
+            used = some if used is None else used & some
+        assert used is not None
+        rule, term = used.T.nonzero().unbind(1)
+        return rule, term
+
     def _tensors(
-        self, rules: Int64[Tensor, "rules 3"], shape: tuple[int, ...] | list[int]
+        self,
+        rules: Int64[Tensor, "rules 3"],
+        shape: tuple[int, ...] | list[int],
+        terms: tuple[Int64[Tensor, "some"], Int64[Tensor, "some"]],
     ) -> Float[Tensor, "rules x y z"]:
-        """T of some rules, padded by zeros to `shape`: the sum of the terms that are not zero for all its symbols."""
-        blocks = self._columns(rules, shape)
-        used = [(factor != 0)[:, columns].any(2).T for factor, columns in blocks]  # [rules, rank]
-        rule, term = (used[0] & used[1] & used[2]).nonzero().unbind(1)
-        total = self.u.new_zeros(len(rules), *shape)
+        """T of some rules, padded by zeros to `shape`: the sums of their terms."""
+        blocks, total = self._columns(rules, shape), self.u.new_zeros(len(rules), *shape)
         size = max(1, CHUNK // math.prod(shape))
-        for some, terms in zip(rule.split(size), term.split(size), strict=True):
-            # Products of two factors are larger than their sums by far: backward computes them again.
-            total = total.index_add(0, some, checkpoint(_products, blocks, some, terms, use_reentrant=False))
+        for rule, term in zip(*(some.split(size) for some in terms), strict=True):
+            # Products of factors are larger than their sums by far: backward computes them again.
+            total = total.index_add(0, rule, checkpoint(_products, blocks, rule, term, use_reentrant=False))
         return total
 
     def written_out(self) -> RuleTensors:
@@ -149,7 +171,7 @@ class WholeCP(BinaryRules):
 
     def _columns(
         self, rules: Int64[Tensor, "rules 3"], shape: tuple[int, ...] | list[int]
-    ) -> list[tuple[Float[Tensor, "rank states_plus_1"], Int64[Tensor, "rules _"]]]:
+    ) -> list[tuple[Float[Tensor, "rank _"], Int64[Tensor, "rules _"]]]:
         """U, V and W, each with a column of zeros behind it, and the columns of the states of each rule."""
         found = []
         for factor, symbols, size in zip((self.u, self.v, self.w), rules.unbind(1), shape, strict=True):
@@ -168,7 +190,7 @@ class WholeCP(BinaryRules):
         return torch.nn.functional.pad(sums, (0, self.v.shape[1] - len(sums)))
 
     def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "WholeCP":
-        return self.with_tensors({"u": self.u * factor})
+        return self.with_tensors({"u": self.u * factor}, zeros_stay=True)
 
     def transformed(
         self,
@@ -198,7 +220,7 @@ class WholeCP(BinaryRules):
 
 
 def _products(
-    blocks: list[tuple[Float[Tensor, "rank states_plus_1"], Int64[Tensor, "rules _"]]],
+    blocks: list[tuple[Float[Tensor, "rank _"], Int64[Tensor, "rules _"]]],
     rule: Int64[Tensor, "some"],
     term: Int64[Tensor, "some"],
 ) -> Float[Tensor, "some x y z"]:
