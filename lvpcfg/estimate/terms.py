@@ -18,7 +18,7 @@ from lvpcfg.estimate.states import Refinement, after_merging, disturbed, least, 
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.whole_cp import WholeCP
 
-NOTHING = 1e-9  # expected counts in the whole treebank that are taken for zero where terms are split
+NOTHING = 1e-6  # expected counts in the whole treebank that are taken for zero where terms are split
 FACTORS = ("u", "v", "w")  # [..., rank, states]: a rank for each rule, or one for all
 
 
