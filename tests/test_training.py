@@ -4,6 +4,7 @@ import gc
 import itertools
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lvpcfg.estimate import states as state_operations
 from lvpcfg.estimate.count import CountOptions
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import Task
+from lvpcfg.estimate.kruskal_em import KruskalEMOptions
 from lvpcfg.estimate.latent import Counts, Smoothing, observed_counts
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.grammar.rule_tensors import RuleTensors
@@ -30,6 +32,8 @@ TREES = """
 (TOP (X (DT a) (NN cat)))
 """
 EM = EMOptions(states=2, iterations=6, rare=1)
+KRUSKAL = KruskalEMOptions(rank=3, cycles=2, split_iterations=3, merge_iterations=2, smooth_iterations=1, rare=1)
+SHARED = replace(KRUSKAL, shared=True, rank=12)
 SPLIT_MERGE = SplitMergeOptions(cycles=2, split_iterations=3, merge_iterations=2, smooth_iterations=2, rare=1)
 
 
@@ -291,7 +295,7 @@ def state_of(trainer):
     return {name: tensor.tolist() for name, tensor in tensors.items()}, trainer.log_likelihood, trainer.done
 
 
-@pytest.mark.parametrize("options", [EM, SPLIT_MERGE])
+@pytest.mark.parametrize("options", [EM, SPLIT_MERGE, KRUSKAL, SHARED])
 def test_a_training_taken_up_anywhere_ends_the_same(tmp_path, options):
     treebank = build_treebank(corpus("dev")[:20])
     whole = estimator(treebank, options, seed=3)
