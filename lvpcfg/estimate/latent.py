@@ -80,8 +80,8 @@ class Latent:
         self.unary_sizes = self.states[treebank.unary_rules]
         parents = self.unary_sizes[:, 0]
         rule = torch.repeat_interleave(parents)  # of each row, a rule and a state of its parent
-        self.unary_row = self.first[treebank.unary_rules[rule, 0]] + torch.arange(len(rule)) - starts_of(parents)[rule]
-        self.unary_parent = torch.repeat_interleave(self.unary_row, self.unary_sizes[rule, 1])
+        row = self.first[treebank.unary_rules[rule, 0]] + torch.arange(len(rule)) - starts_of(parents)[rule]
+        self.unary_parent = torch.repeat_interleave(row, self.unary_sizes[rule, 1])  # of each number of unary rules
         self._lay_out_words()
 
     def _lay_out_words(self) -> None:
@@ -217,10 +217,8 @@ class Latent:
         inputs = [*binary.tensors.values(), parameters.unary, parameters.root, leaf]
         inputs = [tensor.detach().requires_grad_() for tensor in inputs]
         *tensors, unary, root, leaf = inputs
-        given = Counts(
-            root, binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True), unary, root
-        )
-        total = log_likelihood(*self._rules(given), leaf).sum()
+        given = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True)
+        total = log_likelihood(*self._rules(replace(parameters, root=root, binary=given, unary=unary)), leaf).sum()
         found = torch.autograd.grad(total, inputs)
         *tensors, unary, root, posterior = (x.mul_(y.detach()) for x, y in zip(found, inputs, strict=True))
         posterior = posterior.double()  # [words, states]
