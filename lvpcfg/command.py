@@ -9,6 +9,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from lvpcfg import processes
+
 INTERRUPTED = "lvpcfg: interrupted.\n"
 
 
@@ -26,7 +28,8 @@ def main() -> None:
         from lvpcfg.jobs.main import main as run_job
 
         try:
-            run_job(interrupt=before)
+            with processes.one_speaks():
+                run_job(interrupt=before)
         except KeyboardInterrupt:
             sys.stderr.write(INTERRUPTED)
             sys.exit(130)
@@ -34,7 +37,8 @@ def main() -> None:
 
 def _leave(*_: object) -> None:
     """There is nothing to save."""
-    os.write(2, INTERRUPTED.encode())
+    if processes.is_first():
+        os.write(2, INTERRUPTED.encode())
     os._exit(130)
 
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from lvpcfg import processes
 from lvpcfg.chart.forest.forest import Forest, Plan, log_likelihood
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.estimate.observed import observed_forest
@@ -59,34 +60,48 @@ class Smoothing:
     words: float  # w of words
 
 
+@dataclass(frozen=True, eq=False)
+class TreesHere:
+    """The trees of a treebank that are computed in this process."""
+
+    treebank: Treebank  # with the symbols, rules and words of all
+    nodes: Int64[Tensor, "nodes"]  # their numbers among those of all
+    forest: Forest
+
+    @staticmethod
+    def of(treebank: Treebank, trees: Int64[Tensor, "trees"], device: torch.device) -> "TreesHere":
+        part, nodes = treebank.part(trees)
+        return TreesHere(part, nodes, observed_forest(part, device))
+
+
 class Latent:
     """A treebank under given states of its symbols: the layout of its counts, and EM's two steps."""
 
     def __init__(
         self,
-        treebank: Treebank,
+        whole: Treebank,
         lexicon: Lexicon,
         unseen: UnseenSample,
         binary: BinaryRules,
         rare: int,
-        forest: Forest,
+        here: TreesHere,
     ) -> None:
         """`binary` has the states and the representation of binary rules. Of its numbers, only the zeros matter."""
-        self.treebank, self.lexicon, self.unseen, self.binary, self.rare = treebank, lexicon, unseen, binary, rare
-        self.forest, self.device = forest, forest.rule.device
-        self.states, self.inner = binary.states, len(treebank.symbols.interminals)
+        self.whole, self.lexicon, self.unseen, self.binary, self.rare = whole, lexicon, unseen, binary, rare
+        self.here, self.treebank, self.device = here, here.treebank, here.forest.rule.device
+        self.states, self.inner = binary.states, len(whole.symbols.interminals)
         self.first = starts_of(self.states)
         self.tag_of_state = torch.repeat_interleave(self.states[self.inner :])  # among preterminals
-        self.unary_sizes = self.states[treebank.unary_rules]
+        self.unary_sizes = self.states[whole.unary_rules]
         parents = self.unary_sizes[:, 0]
         rule = torch.repeat_interleave(parents)  # of each row, a rule and a state of its parent
-        row = self.first[treebank.unary_rules[rule, 0]] + torch.arange(len(rule)) - starts_of(parents)[rule]
+        row = self.first[whole.unary_rules[rule, 0]] + torch.arange(len(rule)) - starts_of(parents)[rule]
         self.unary_parent = torch.repeat_interleave(row, self.unary_sizes[rule, 1])  # of each number of unary rules
         self._lay_out_words()
 
     def _lay_out_words(self) -> None:
         """Pairs of an entry and a tag, entry by entry: words of the trees, then classes of unknown words."""
-        treebank, symbols = self.treebank, len(self.states)
+        treebank, symbols = self.whole, len(self.states)
         tag = torch.cat([treebank.lexical_rules[:, 0], treebank.symbol[self.unseen.node]])
         entry = torch.cat([treebank.lexical_rules[:, 1], self.unseen.entry])
         key, pair = torch.unique(entry * symbols + tag, return_inverse=True)
@@ -106,12 +121,21 @@ class Latent:
         place = torch.arange(int(self.states.max()))
         inside = place < sizes.unsqueeze(1)
         self.places = torch.where(inside, self.pair_start[:-1].unsqueeze(1) + place, len(self.pair_of_value))
-        self.leaf_places = self.places[pair[leaves]].to(self.device)  # [words of the treebank, states]
-        self.unseen_places = self.places[pair[len(treebank.lexical_rules) :]].to(self.device)
         occurrences = torch.bincount(treebank.lexical_rules[leaves, 1], minlength=len(self.lexicon))
         self.is_rare = self.known & (occurrences <= self.rare)[self.pairs.entry]
-        is_leaf = treebank.is_lexical.long().cumsum(0) - 1
-        self.unseen_leaf = is_leaf[self.unseen.node].to(self.device)
+        self._place_words_here(pair)
+
+    def _place_words_here(self, pair: Int64[Tensor, "lexical_rules_and_unseen"]) -> None:
+        """Where the words of the trees here, and those that are taken for unknown, stand among pairs."""
+        is_leaf = self.treebank.is_lexical
+        leaves = self.treebank.rule[is_leaf]
+        self.leaf_places = self.places[pair[leaves]].to(self.device)  # [words, states]
+        leaf = torch.full_like(self.whole.symbol, -1)
+        leaf[self.here.nodes[is_leaf]] = torch.arange(len(leaves))
+        unseen_leaf = leaf[self.unseen.node]
+        is_here = unseen_leaf >= 0
+        self.unseen_leaf = unseen_leaf[is_here].to(self.device)
+        self.unseen_places = self.places[pair[len(self.whole.lexical_rules) :][is_here]].to(self.device)
 
     @cached_property
     def plan(self) -> Plan:
@@ -122,7 +146,7 @@ class Latent:
             torch.stack([one, self.states, one], 1),
         )
         sizes = torch.cat([binary, unary, root]).to(self.device)
-        return Plan(self.forest, sizes, self._binary_on_device.for_forests().cp)
+        return Plan(self.here.forest, sizes, self._binary_on_device.for_forests().cp)
 
     @cached_property
     def _binary_on_device(self) -> BinaryRules:
@@ -133,10 +157,15 @@ class Latent:
 
     def over(self, binary: BinaryRules) -> "Latent":
         """With the states and the representation of other binary rules."""
-        return Latent(self.treebank, self.lexicon, self.unseen, binary, self.rare, self.forest)
+        return Latent(self.whole, self.lexicon, self.unseen, binary, self.rare, self.here)
 
     def with_rare(self, rare: int) -> "Latent":
-        return Latent(self.treebank, self.lexicon, self.unseen, self.binary, rare, self.forest)
+        return Latent(self.whole, self.lexicon, self.unseen, self.binary, rare, self.here)
+
+    def with_trees(self, trees: Int64[Tensor, "trees"]) -> "Latent":
+        """Some trees alone, in the layout of all."""
+        here = TreesHere.of(self.whole, trees, self.device)
+        return Latent(self.whole, self.lexicon, self.unseen, self.binary, self.rare, here)
 
     def transformed(
         self,
@@ -212,7 +241,10 @@ class Latent:
         return self.expect_under(parameters, self._leaf(parameters))
 
     def expect_under(self, parameters: Counts, leaf: Float[Tensor, "words states"]) -> tuple[float, Counts]:
-        """The same under any parameters of rules; `leaf` is what each word of the treebank is worth to its tag."""
+        """The same under any parameters of rules; `leaf` is what each word of the trees here is worth to its tag.
+
+        What is found is that of all processes together.
+        """
         binary = parameters.binary
         inputs = [*binary.tensors.values(), parameters.unary, parameters.root, leaf]
         inputs = [tensor.detach().requires_grad_() for tensor in inputs]
@@ -225,11 +257,14 @@ class Latent:
         lexical = posterior.new_zeros(len(self.pair_of_value) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
+        total, root, unary, lexical, *tensors = map(
+            processes.sum_over_processes, (total.detach(), root, unary, lexical, *tensors)
+        )
         counts = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True)
-        return float(total.detach()), Counts(root, counts, unary, lexical[:-1].cpu())
+        return float(total), Counts(root, counts, unary, lexical[:-1].cpu())
 
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
-        """alpha and beta of all nodes, [nodes, states]; their products are the posteriors of states."""
+        """alpha and beta of all nodes here, [nodes, states]; their products are the posteriors of states."""
         plan, rules = self._rules(parameters)
         leaf = self._leaf(parameters)
         weights = plan.weights(rules, leaf.dtype)
@@ -247,7 +282,7 @@ class Latent:
         return plan, torch.cat([binary.values, *others])
 
     def _leaf(self, parameters: Counts) -> Float[Tensor, "words states"]:
-        """The lexical parameters of each word of the treebank."""
+        """The lexical parameters of each word of the trees here."""
         lexical = torch.nn.functional.pad(parameters.lexical, (0, 1)).to(self.device, torch.float32)
         return lexical[self.leaf_places]
 
@@ -276,7 +311,11 @@ class Observed:
     @staticmethod
     def of(treebank: Treebank, signature: str, device: torch.device) -> "Observed":
         lexicon, unseen = build_lexicon(treebank, signature)
-        return Observed(lexicon, *observed_counts(treebank, lexicon, unseen, device=device))
+        latent, counts = observed_counts(treebank, lexicon, unseen, device=device)
+        share = processes.share(range(len(treebank)))
+        if len(share) < len(treebank):
+            latent = latent.with_trees(torch.tensor(share))
+        return Observed(lexicon, latent, counts)
 
     @cached_property
     def coarse(self) -> CoarseGrammar:
@@ -303,7 +342,8 @@ def observed_counts(
     )
     symbols = treebank.symbols
     rules = RuleTensors((1,) * len(symbols), len(symbols.interminals), treebank.binary_rules, binary)
-    latent = Latent(treebank, lexicon, unseen, rules, rare, observed_forest(treebank, device))
+    every = TreesHere.of(treebank, torch.arange(len(treebank)), device)
+    latent = Latent(treebank, lexicon, unseen, rules, rare, every)
     root = torch.bincount(treebank.symbol[treebank.roots[:-1]], minlength=len(symbols)).double()
     lexical = torch.zeros(len(latent.pair_of_value), dtype=torch.float64)
     for places in (latent.leaf_places, latent.unseen_places):

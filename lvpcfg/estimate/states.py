@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from lvpcfg import processes
 from lvpcfg.estimate.latent import Counts, Latent, Observed, Smoothing
 from lvpcfg.trees.normalise import TOP
 
@@ -113,8 +114,10 @@ def merge_losses(latent: Latent, counts: Counts) -> tuple[Tensor, Tensor]:
     alpha, beta = (torch.nn.functional.pad(tensor, (0, tensor.shape[1] % 2)) for tensor in (alpha, beta))
     frequency = alpha.new_zeros(len(latent.states), alpha.shape[1], dtype=torch.float64)
     frequency.index_add_(0, symbol, (alpha * beta).double())
+    frequency = processes.sum_over_processes(frequency)
     loss = losses_of_nodes(alpha, beta, share_in_pair(frequency).to(alpha.dtype)[symbol])
-    losses = loss.new_zeros(len(latent.states), loss.shape[1]).index_add_(0, symbol, loss).cpu()
+    losses = loss.new_zeros(len(latent.states), loss.shape[1]).index_add_(0, symbol, loss)
+    losses = processes.sum_over_processes(losses).cpu()
     return losses, 2 * torch.arange(losses.shape[1]) + 1 < latent.states.unsqueeze(1)
 
 

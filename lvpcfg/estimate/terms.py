@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from lvpcfg import processes
 from lvpcfg.estimate.latent import Counts, Latent
 from lvpcfg.estimate.states import Refinement, after_merging, disturbed, least, losses_of_nodes, share_in_pair
 from lvpcfg.grammar.rule_cp import RuleCP
@@ -76,7 +77,7 @@ def term_losses(latent: Latent, counts: Counts) -> tuple[Float64[Tensor, "_ pair
         inside = left * right
         outside = outside / (inside * outside).sum(1, keepdim=True)
         losses[row] += losses_of_nodes(inside, outside, share[row : row + 1].to(alpha)).sum(0).cpu()
-    return losses, used > 0
+    return processes.sum_over_processes(losses), used > 0
 
 
 def in_cp(counts: Counts) -> RuleCP | WholeCP:

@@ -12,6 +12,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lvpcfg import processes
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.jobs.config import GROUPS, register, typed
 from lvpcfg.registry import JOBS, configuration_folder
@@ -39,6 +40,8 @@ def problem_with(arguments: Sequence[str]) -> str | None:
         overrides = OverridesParser.create().parse_overrides(options)
     except OverrideParseException as error:
         return f"{show(error.override)} cannot be read as key=value; {QUOTES}."
+    if processes.number() > 1 and any(argument in SWEEPS for argument in arguments):
+        return "-m runs one job after the other, and torchrun runs one job in several processes: leave out one of them."
     if not any(argument in SWEEPS for argument in arguments):
         for override in overrides:
             if override.is_sweep_override():
@@ -64,6 +67,8 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
                 expect(group, value, known)
             chosen[group] = values or chosen.get(group, [])
     for job in chosen["job"]:
+        if processes.number() > 1 and job != "train":
+            yield f"job={job} runs in one process: start it without torchrun, which is for job=train."
         yield from _problems_of(job, chosen, overrides)
 
 

@@ -16,9 +16,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lvpcfg import processes
 from lvpcfg.errors import InputError, is_out_of_memory
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.config import typed
+from lvpcfg.processes import LostError
 from lvpcfg.registry import JOBS, configuration_folder
 
 
@@ -27,6 +29,7 @@ def main(interrupt: Any) -> None:
 
     def run(options: DictConfig) -> float | None:
         _import_libraries()
+        processes.begin()
         signal.signal(signal.SIGINT, interrupt)
         return _run(options)
 
@@ -38,6 +41,10 @@ def main(interrupt: Any) -> None:
         problem = problem_with(sys.argv[1:])
         if problem:
             sys.exit(f"lvpcfg: {problem}")
+        if not processes.is_first():
+            sys.argv.append(
+                "hydra.run.dir=."
+            )  # Hydra makes the folder, whose name tells the time: the first one's is taken
         hydra.main(version_base="1.3", config_path=str(configuration_folder()), config_name="config")(run)()
     except BrokenPipeError:
         from lvpcfg.jobs.run import leave_pipe
@@ -65,7 +72,7 @@ def _run(options: DictConfig) -> float | None:
 
     hydra_config = HydraConfig.get()
     run = Run(
-        folder=Path(hydra_config.runtime.output_dir),
+        folder=Path(processes.from_first(hydra_config.runtime.output_dir)),
         console=Terminal(),
         config=OmegaConf.to_yaml(options, resolve=True),
         command=_command(),
@@ -76,6 +83,13 @@ def _run(options: DictConfig) -> float | None:
         JOBS[options.job].run(settings, run)
         run.finish()
     except BrokenPipeError:
+        raise
+    except (KeyboardInterrupt, SystemExit, LostError) as error:
+        if not processes.is_first():  # and if the first one was killed, so that it cannot say the same
+            ended = f"the first of the {processes.number()} processes has ended"
+            sys.exit(f"lvpcfg: {ended}; to go on: {run.command_to_go_on}")
+        if isinstance(error, LostError):
+            sys.exit(f"lvpcfg: {error}")
         raise
     except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
         sys.exit(f"lvpcfg: {error}")
@@ -88,6 +102,11 @@ def _run(options: DictConfig) -> float | None:
 
 def _command() -> str:
     """How this job was started, for the shell."""
-    program = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name]
+    script = sys.argv[0].endswith(".py")
+    program = [sys.argv[0]] if script else [Path(sys.argv[0]).name]
+    if processes.number() > 1:
+        program = ["torchrun", f"--nproc_per_node={processes.number()}", *(() if script else ["--no-python"]), *program]
+    elif script:
+        program = ["python", *program]
     given = HydraConfig.get().overrides.task
     return shlex.join([*program, *(option for option in given if not option.startswith("resume="))])

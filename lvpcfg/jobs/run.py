@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lvpcfg import processes
 from lvpcfg.files import write_text, writing
 
 if TYPE_CHECKING:
@@ -91,18 +92,26 @@ class Run:
     def say_how_to_go_on(self, done: str) -> None:
         """For a job that was stopped and can be resumed."""
         self.say(f"Stopped after {done}. To go on:")
-        self.say(f"{self.command} resume=true {shlex.quote(f'hydra.run.dir={self.folder}')}")
+        self.say(self.command_to_go_on)
+
+    @property
+    def command_to_go_on(self) -> str:
+        return f"{self.command} resume=true {shlex.quote(f'hydra.run.dir={self.folder}')}"
 
     def begin(self) -> None:
         """Writes the configuration, and removes the figures of an earlier run in the same folder.
 
         A job calls it first, or as soon as it knows that it may change what is in the folder.
         """
+        if not processes.is_first():
+            return
         write_text(self.folder / "config.yaml", self.config)
         (self.folder / "result.json").unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Writes `result.json`, says where the TensorBoard log is if there is one, and prints the folder, last."""
+        if not processes.is_first():
+            return
         if "board" in self.__dict__:
             self.board.close()
         if (self.folder / "tensorboard").is_dir():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from nltk.tree import Tree
 from tqdm import tqdm
 
+from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Estimator, Step, Task
@@ -46,7 +47,9 @@ def run(config: TrainOptions, run: Run) -> None:
         trees = _read(config.data.train, config, run)
     if config.data.dev is not None:
         gold = _read(config.data.dev, config, run)
-    estimate(trees, gold, config, run)
+    trainings = train(trees, gold, config, run)
+    if processes.is_first():
+        conclude(trainings, run)
 
 
 def _look_around(config: TrainOptions, run: Run) -> None:
@@ -64,6 +67,8 @@ def _look_around(config: TrainOptions, run: Run) -> None:
         )
     if config.resume and not checkpoints:
         run.say(f"There is no checkpoint in {run.folder}: training begins anew.")
+    if not processes.is_first():
+        return
     for left in (*run.folder.glob(".checkpoint*.tmp"), *run.folder.glob("model*/.model.*.tmp")):
         left.unlink()
 
@@ -91,6 +96,10 @@ def _read(path: str, config: TrainOptions, run: Run) -> list[Tree]:
 
 def estimate(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -> Model:
     """Trains on `trees` and keeps the model that is best on `gold`; without gold trees, the last one."""
+    return conclude(train(trees, gold, config, run), run)
+
+
+def train(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -> "list[Training]":
     treebank = build_treebank(trees, config.binarisation.scheme(), progress=True)
     gold = normalise_all(gold)
     trainings: list[Training] = []
@@ -100,6 +109,11 @@ def estimate(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run
             run.begin()  # now that the checkpoint has been accepted
         training.finish()
         trainings.append(training)
+    return trainings
+
+
+def conclude(trainings: "list[Training]", run: Run) -> Model:
+    """The best model, and what is to be said of it."""
     best = max(trainings, key=Training.score)
     model = Model.load(run.folder / "model")
     report(model, run)
@@ -128,7 +142,8 @@ class Training:
         self.gold, self.config, self.run, self.rivals = gold, config, run, rivals
         self.suffix, self.path = _suffix(config, restart), _checkpoint_path(config, run, restart)
         self.seed = config.seed + restart
-        task = Task(treebank, config.signature, self.seed, str(usable_device(config.device)), gold or None)
+        device = processes.own_device(usable_device(config.device))
+        task = Task(treebank, config.signature, self.seed, str(device), gold or None)
         self.estimator: Estimator = ESTIMATORS[config.estimator.name].run(config.estimator, task)
         self.records: list[Record] = []  # of the models that were looked at
         self.seconds = 0.0  # of all steps
@@ -137,6 +152,8 @@ class Training:
             ready = f"goes on after iteration {self.estimator.done}" if self._is_open() else "is finished already"
             run.say(f"The training in {self.path} {ready}.")
         self.checkpoint = self._make_checkpoint()
+        start = [self.checkpoint.made_of, self.checkpoint.done, self.records, self._chosen_by]
+        processes.expect_same("trees or checkpoints", start)
 
     def _make_checkpoint(self) -> Checkpoint:
         notes = {"records": [*self.records], "seconds": self.seconds, "chosen_by": self._chosen_by}
@@ -185,24 +202,29 @@ class Training:
             if self._is_due():
                 self._look(board, bar)
                 if estimator.done:  # it was stopped while it was looked at
-                    self.checkpoint.save(self.path)
+                    self._save()
             begin = time.perf_counter()
             for _ in () if self._gave_up() else estimator.run():
                 seconds = time.perf_counter() - begin
                 self.seconds += seconds
                 figures = estimator.figures()
-                board.iteration(estimator.done, figures, seconds)
+                if board:
+                    board.iteration(estimator.done, figures, seconds)
                 self.checkpoint = self._make_checkpoint()  # and the tensors before this step are let go
                 if self._is_due():
                     self._look(board, bar)
                 if estimator.done % config.checkpoint_every == 0 or estimator.finished:
-                    self.checkpoint.save(self.path)
+                    self._save()
                 bar.set_postfix_str(_said(self.objective, figures[self.objective]), refresh=False)
                 bar.update()
                 if self._gave_up():
-                    self.checkpoint.save(self.path)
+                    self._save()
                     break
                 begin = time.perf_counter()
+
+    def _save(self) -> None:
+        if processes.is_first():
+            self.checkpoint.save(self.path)
 
     @contextmanager
     def _saved_if_stopped(self) -> Iterator[None]:
@@ -211,14 +233,18 @@ class Training:
             yield
         except BaseException as reason:
             if self.estimator.steps:
-                self.checkpoint.save(self.path)
-                if isinstance(reason, KeyboardInterrupt | SystemExit):
+                self._save()
+                if isinstance(reason, KeyboardInterrupt | SystemExit | processes.LostError):
                     done, steps = self.checkpoint.done, len(self.estimator.steps)
                     self.run.say_how_to_go_on(f"{done} of {steps} iterations")
             raise
 
     @contextmanager
-    def _board(self) -> Iterator["Board"]:
+    def _board(self) -> Iterator["Board | None"]:
+        """That of the first process."""
+        if not processes.is_first():
+            yield None
+            return
         from lvpcfg.jobs.board import Board  # a second that other jobs need not wait
 
         settings = asdict(self.config) | {"seed": self.seed}
@@ -252,28 +278,39 @@ class Training:
         sometimes = step.evaluate == "sometimes" and done % self.config.evaluate_every == 0
         return step.evaluate == "always" or sometimes or self.estimator.finished
 
-    def _look(self, board: "Board", bar: "tqdm[NoReturn]") -> None:
-        """Records the figures of the model as it is now, and saves it if it is the best so far."""
-        estimator, folder = self.estimator, self.run.folder
+    def _look(self, board: "Board | None", bar: "tqdm[NoReturn]") -> None:
+        """Records the figures of the model as it is now, and saves it if it is the best so far.
+
+        All processes learn what the first one finds, so that they decide alike.
+        """
+        estimator = self.estimator
         model = estimator.model()
         record: Record = {"iterations": estimator.done} | estimator.figures() | {"seconds": self.seconds}
-        if self.gold:
+        if self.gold and board:
             found, fallbacks = self._parsed(model)
             record |= evaluate(self.gold, found).figures() | {"fallbacks": fallbacks}
             board.parses(estimator.done, self.gold, found)
+        record = processes.from_first(record)
         self.records.append(record)
+        if board:
+            self._keep(model, record)
+        self.checkpoint = self._make_checkpoint()
+        if board:
+            board.record(estimator.done, model.grammar, record, self.best)
+        with bar.external_write_mode():
+            self.run.say(self._line(record))
+
+    def _keep(self, model: Model, record: Record) -> None:
+        """Saves the model that belongs to the last record, if it is the best so far."""
+        folder = self.run.folder
         if record is self.best:
             if self.suffix:
                 model.save(folder / f"model{self.suffix}")
             # Without dev, what the last step leaves is what a restart is like.
             if not self.rivals or (
-                (self.gold or estimator.finished) and self.score() > max(rival.score() for rival in self.rivals)
+                (self.gold or self.estimator.finished) and self.score() > max(rival.score() for rival in self.rivals)
             ):
                 model.save(folder / "model")
-        self.checkpoint = self._make_checkpoint()
-        board.record(estimator.done, model.grammar, record, self.best)
-        with bar.external_write_mode():
-            self.run.say(self._line(record))
 
     def _parsed(self, model: Model) -> tuple[list[Tree], int]:
         """The sentences of `gold`, parsed, and how many the grammar has no tree for."""

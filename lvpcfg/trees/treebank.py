@@ -6,7 +6,7 @@ child is an index into that list. Symbols are numbered interminals first, then p
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -79,6 +79,18 @@ class Treebank:
     def lengths(self) -> Tensor:
         """[trees]: words in each sentence."""
         return self.end[self.roots[:-1]]
+
+    def part(self, trees: Tensor) -> tuple["Treebank", Tensor]:
+        """Some trees, with the symbols, rules and words of all; and which of all nodes are theirs."""
+        first, sizes = self.roots[trees], self.roots[trees + 1] - self.roots[trees]
+        roots = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        moved = torch.repeat_interleave(first - roots[:-1], sizes)
+        nodes = torch.arange(len(moved)) + moved
+        columns = {name: getattr(self, name)[nodes] for name in ("symbol", "start", "end", "rule")}
+        for name in ("left", "right"):
+            child = getattr(self, name)[nodes]
+            columns[name] = torch.where(child < 0, child, child - moved)
+        return replace(self, roots=roots, **columns), nodes
 
     def to_trees(self) -> list[Tree]:
         """The binarised skeletal trees, TOP on each: the arrays hold all of them."""
