@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 CONNECT, WAIT = timedelta(minutes=5), timedelta(days=7)  # while one looks at dev, the others wait
-MOMENT = 5e-4  # seconds between two looks whether a sum is there
+MOMENT = 1e-4  # seconds between two looks whether a sum is there
 PATIENCE = 10  # seconds in which the first process can say why it ended, and the others do not
 TOLD = "lvpcfg/told"
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
+from lvpcfg import processes
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Step, Task
@@ -24,7 +25,7 @@ LISTS = ("old_dirs", "old_stps", "ro")  # and torch's names for where it does
 
 
 class Batch(Protocol):
-    """What one update learns from."""
+    """What one update learns from, in all processes together."""
 
     @property
     def sentences(self) -> int:
@@ -59,7 +60,7 @@ class Objective(Protocol):
         """Those of each epoch, made when they are asked for first; None where nothing of a batch is left."""
 
     def log_likelihood(self, batch: Any, generator: torch.Generator) -> Tensor:
-        """Of each sentence of a batch; differentiable."""
+        """Of each sentence of a batch that is computed in this process; differentiable."""
 
     def measure(self) -> dict[str, float]:
         """Figures that take a while, found after each epoch."""
@@ -154,10 +155,15 @@ class GradientDescent:
         """Leaves the gradient of the mean over the sentences, and returns the sum of - log p."""
         self.optimiser.zero_grad()
         generator, sentences, total = self._generator(-1 - self.done), sum(batch.sentences for batch in batches), 0.0
+        computed: float = 0
         for batch in batches:
-            log_likelihood = self.objective.log_likelihood(batch, generator).sum()
-            (-log_likelihood / sentences).backward()
-            total -= float(log_likelihood.detach())
+            log_likelihood = self.objective.log_likelihood(batch, generator)
+            if len(log_likelihood):
+                (-log_likelihood.sum() / sentences).backward()
+            total -= float(log_likelihood.detach().sum())
+            computed += len(log_likelihood)
+        total, computed = self._sum_over_processes(total, computed)
+        assert computed == sentences
         if not math.isfinite(total):
             self._diverged("the loss", step)
         if self.options.optimiser != ADAMW:
@@ -168,6 +174,13 @@ class GradientDescent:
         if not bool(norm.isfinite()):
             self._diverged("the gradient", step)
         return total
+
+    def _sum_over_processes(self, *numbers: float) -> list[float]:
+        """Of gradients, and of numbers."""
+        for parameter in self.module.parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = processes.sum_over_processes(gradient)
+        return processes.sum_over_processes(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
     def _changes(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """How far parameters have gone from where they started; those of zeros, which are -inf, nowhere."""

@@ -19,6 +19,7 @@ from nltk.tree import Tree
 from torch import Tensor
 from tqdm import tqdm
 
+from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.gradient import CONDITIONAL, GradientOptions
@@ -34,17 +35,20 @@ SAMPLE, SHORT = 10, 20  # sentences of up to so many words on which pruned and w
 class TreeBatch:
     """Trees of one update."""
 
+    sentences: int  # in all processes
+    words: int
+    shape: tuple[int, int]  # of all trees, those included that the grammar does not make, and their words
+    here: "TreesHere | None"
+
+
+@dataclass(frozen=True, eq=False)
+class TreesHere:
+    """Those of them that are computed in this process."""
+
+    rows: Tensor  # [batch]: their places among all
     observed: Observed
     unknown: Tensor  # [batch, length]: entries of the words, if they were unknown
     once: Tensor  # [batch, length]: whether a word occurs once in the treebank
-
-    @property
-    def sentences(self) -> int:
-        return len(self.observed.words)
-
-    @cached_property
-    def words(self) -> int:
-        return int(self.observed.lengths.sum())
 
 
 class TreeLikelihood:
@@ -122,17 +126,27 @@ class TreeLikelihood:
         found = []
         for members in tqdm(self.members, desc="pruning", unit="batch", disable=None, leave=False):
             batch = [trees[tree] for tree in members]
-            made = self.module.observe(batch).forest
-            kept = [] if made is None else made.sentences.tolist()
-            self.left_out += len(batch) - len(kept)
-            found.append(self._batch([batch[tree] for tree in kept], occurrences))
+            here = self._here(batch, occurrences)
+            words = 0 if here is None else int(here.observed.lengths.sum())
+            shape = len(batch), max(len(tree.leaves()) for tree in batch)
+            found.append(TreeBatch(0 if here is None else len(here.rows), words, shape, here))
+        sizes = processes.sum_over_processes(torch.tensor([[batch.sentences, batch.words] for batch in found]))
+        self.left_out = len(trees) - int(sizes[:, 0].sum())
         if self.left_out == len(trees):
             raise InputError(f"the model in {show(self.options.init, 200)} makes none of the {len(trees)} trees.")
-        return found
+        return [
+            replace(batch, sentences=sentences, words=words) if sentences else None
+            for batch, (sentences, words) in zip(found, sizes.tolist(), strict=True)
+        ]
 
-    def _batch(self, trees: Sequence[Tree], occurrences: Counter[str]) -> TreeBatch | None:
-        if not trees:
+    def _here(self, batch: Sequence[Tree], occurrences: Counter[str]) -> TreesHere | None:
+        """The share of this process, as far as the grammar makes it."""
+        rows = torch.tensor(processes.share(range(len(batch))))
+        made = self.module.observe([batch[row] for row in rows]).forest if len(rows) else None
+        if made is None:
             return None
+        rows = rows[made.sentences.cpu()]
+        trees = [batch[row] for row in rows]
         lexicon, options = self.module.model.lexicon, self.options
         observed = self.module.observe(trees, options.prune if options.objective == CONDITIONAL else 0.0)
         unknown, once = torch.zeros_like(observed.entries), torch.zeros_like(observed.entries, dtype=torch.bool)
@@ -140,12 +154,16 @@ class TreeLikelihood:
             known = [lexicon.unknown(word, place == 0) for place, word in enumerate(sentence)]
             unknown[row, : len(known)] = torch.tensor(known)
             once[row, : len(known)] = torch.tensor([occurrences[word] == 1 for word in sentence])
-        return TreeBatch(observed, unknown, once)
+        return TreesHere(rows, observed, unknown, once)
 
     def log_likelihood(self, batch: TreeBatch, generator: torch.Generator) -> Tensor:
-        observed = batch.observed
-        drawn = torch.rand(observed.entries.shape, generator=generator).to(observed.entries.device)
-        entries = torch.where(batch.once & (drawn < self.options.unknown), batch.unknown, observed.entries)
+        drawn = torch.rand(batch.shape, generator=generator)  # the same in all processes
+        here = batch.here
+        if here is None:
+            return torch.zeros(0)
+        observed = here.observed
+        drawn = drawn[here.rows, : observed.entries.shape[1]].to(observed.entries.device)
+        entries = torch.where(here.once & (drawn < self.options.unknown), here.unknown, observed.entries)
         observed = replace(observed, entries=entries)
         return (self.module.log_prob if self.options.objective == CONDITIONAL else self.module.log_weight)(observed)
 

@@ -101,6 +101,8 @@ def estimate(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run
 
 def train(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -> "list[Training]":
     treebank = build_treebank(trees, config.binarisation.scheme(), progress=True)
+    if len(treebank) < processes.number():
+        raise InputError(f"there are {len(treebank)} trees for {processes.number()} processes: start fewer.")
     gold = normalise_all(gold)
     trainings: list[Training] = []
     for restart in range(config.restarts):
