@@ -24,15 +24,16 @@ from lvpcfg.errors import InputError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from torch.distributed.distributed_c10d import Store
+    from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 Item = TypeVar("Item")
 CONNECT, WAIT = timedelta(minutes=5), timedelta(days=7)  # while one looks at dev, the others wait
 MOMENT = 1e-4  # seconds between two looks whether a sum is there
 PATIENCE = 10  # seconds in which the first process can say why it ended, and the others do not
-TOLD = "lvpcfg/told"
+TOLD = "told"
 
-_store: "Store | None" = None  # what the processes of a training share, when they have found each other
+_store: "Store | None" = None  # a dictionary that the processes share, when they have found each other
+_group: "ProcessGroup | None" = None  # those that wait for each other
 
 
 class LostError(InputError):
@@ -54,15 +55,19 @@ def is_first() -> bool:
 
 def begin() -> None:
     """Finds the other processes."""
-    global _store
+    global _store, _group
     if number() == 1 or _store is not None:
         return
     from torch import distributed
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     try:
         store, *_ = next(rendezvous("env://", timeout=CONNECT))
-        distributed.init_process_group(store=store, rank=rank(), world_size=number(), timeout=WAIT)
+        # torchrun that begins again keeps its store, with all that is in it.
+        store = PrefixStore(f"lvpcfg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        distributed.init_process_group(store=store, rank=rank(), world_size=number(), timeout=CONNECT)
+        _group = distributed.new_group(timeout=WAIT)
     except RuntimeError as error:
         raise InputError(f"the {number()} processes do not find each other: {str(error).splitlines()[0]}") from None
     _store = store
@@ -98,7 +103,7 @@ def sum_over_processes(tensor: "Tensor") -> "Tensor":
 
     tensor = tensor.contiguous()
     try:
-        work = distributed.all_reduce(tensor, async_op=True)
+        work = distributed.all_reduce(tensor, group=_group, async_op=True)
         assert work is not None
         while not work.is_completed():
             time.sleep(MOMENT)
