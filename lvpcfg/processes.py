@@ -82,8 +82,8 @@ def own_device(device: "torch.device") -> "torch.device":
     here, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if device.index is not None or here > devices:
         raise InputError(
-            f"device is {str(device)!r} for {here} processes, and there are {devices} CUDA devices: expected cuda and "
-            "no more processes than devices, or cpu."
+            f"device is {str(device)!r}, for {here} processes on {devices} CUDA device{'s' * (devices != 1)}: "
+            "expected 'cuda' and no more processes than devices, or 'cpu'."
         )
     own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(own)

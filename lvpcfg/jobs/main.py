@@ -42,9 +42,9 @@ def main(interrupt: Any) -> None:
         if problem:
             sys.exit(f"lvpcfg: {problem}")
         if not processes.is_first():
-            sys.argv.append(
-                "hydra.run.dir=."
-            )  # Hydra makes the folder, whose name tells the time: the first one's is taken
+            # Hydra would make a folder, named by the time. `_run` takes the first one's.
+            first = next(place for place, argument in enumerate(sys.argv) if "=" in argument and argument[0] != "-")
+            sys.argv.insert(first, "hydra.run.dir=.")
         hydra.main(version_base="1.3", config_path=str(configuration_folder()), config_name="config")(run)()
     except BrokenPipeError:
         from lvpcfg.jobs.run import leave_pipe
