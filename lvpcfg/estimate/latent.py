@@ -75,7 +75,10 @@ class TreesHere:
 
 
 class Latent:
-    """A treebank under given states of its symbols: the layout of its counts, and EM's two steps."""
+    """A treebank under given states of its symbols: the layout of its counts, and EM's two steps.
+
+    The layout is that of the `whole` treebank; `treebank` has the trees that are computed in this process.
+    """
 
     def __init__(
         self,
