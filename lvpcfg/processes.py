@@ -62,6 +62,7 @@ def begin() -> None:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save, and torch would not hear it
     try:
         store, *_ = next(rendezvous("env://", timeout=CONNECT))
         # torchrun that begins again keeps its store, with all that is in it.
@@ -70,6 +71,8 @@ def begin() -> None:
         _group = distributed.new_group(timeout=WAIT)
     except RuntimeError as error:
         raise InputError(f"the {number()} processes do not find each other: {str(error).splitlines()[0]}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     _store = store
 
 
