@@ -300,7 +300,7 @@ def test_a_model_that_is_none(tmp_path, model, message):
 
 def test_a_model_that_is_compressed_already(tmp_path, latent):
     run("compress", tmp_path / "one", model=latent, decompose=ALSOptions(rank=2, threshold=1))
-    with pytest.raises(InputError, match="the model is compressed already: expected one as job=train makes it"):
+    with pytest.raises(InputError, match="the model is compressed already: expected one whose rules are tensors"):
         run("compress", tmp_path / "two", model=str(tmp_path / "one/model"))
 
 

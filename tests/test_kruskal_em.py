@@ -216,6 +216,19 @@ def test_the_loss_of_a_merge_is_what_the_likelihood_loses(monkeypatch):
     assert float(losses[rule, 0]) == pytest.approx(before - after, rel=1e-3)
 
 
+@pytest.mark.parametrize("options", [OWN, SHARED])
+def test_all_states_may_be_merged_again(options, tmp_path):
+    """Also those of the symbols that had the most."""
+    trainer = estimator(build_treebank(corpus("dev")[:20]), replace(options, merged=1.0, cycles=2))
+    for _ in trainer.run():
+        pass
+    model = trainer.model()
+    assert set(model.grammar.states.tolist()) == {1}
+    model.save(tmp_path / "model")
+    loaded = lvpcfg.Model.load(tmp_path / "model")
+    torch.testing.assert_close(loaded.grammar.row_sums(), torch.ones_like(loaded.grammar.root))
+
+
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_an_economical_form_has_the_same_rules(rank):
     binary = in_cp("own", rank, {"S": 4, "NP": 4, "NN": 3, "VP": 4, "X": 2}).counts.binary
@@ -276,6 +289,24 @@ def test_the_first_e_step_is_under_the_model_itself(model, tmp_path):
         )
 
 
+def test_it_takes_up_its_own_model_for_another_cycle(tmp_path):
+    """Here all rules are so small that they are tensors."""
+    first = lvpcfg.train(TRAIN, "kruskal_em", cycles=0, states=1, split_iterations=2)
+    assert not len(first.grammar.binary.cp_rules)
+    first.save(tmp_path / "first")
+    again = lvpcfg.train(TRAIN, "kruskal_em", init=str(tmp_path / "first"), cycles=1, split_iterations=2)
+    assert int(again.grammar.states.max()) == 2
+
+
+def test_a_model_without_some_tree_is_named(model, tmp_path):
+    small = lvpcfg.compress(model, method="cover")
+    grammar = small.grammar
+    without = grammar.binary.with_tensors(grammar.binary.tensors | {"u": torch.zeros_like(grammar.binary.u)})
+    replace(small, grammar=replace(grammar, binary=without)).save(tmp_path / "model")
+    with pytest.raises(InputError, match="makes some of the 30 trees impossible"):
+        estimator(build_treebank(TRAIN, COLLAPSE), KruskalEMOptions(init=str(tmp_path / "model")))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -298,6 +329,8 @@ def test_models_that_it_cannot_take_up(model, tmp_path, change, message):
     ("options", "message"),
     [
         ({"rank": 0}, "estimator.rank is 0: expected 1 or more"),
+        ({"rank": 10**9}, "estimator.rank is 1000000000: expected 100000 at the most"),
+        ({"init": 5}, "estimator.init is 5: expected a model folder"),
         ({"shared": "yes"}, "estimator.shared is 'yes': expected true or false"),
         ({"cycles": 1.5}, "estimator.cycles is 1.5: expected a whole number"),
         ({"merged": 2}, "estimator.merged is 2: expected a fraction"),

@@ -12,6 +12,7 @@ from strategies import random_model
 from test_representations import EVERY, PLAIN, SENTENCES, make, rule_cp
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lvpcfg
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
@@ -394,3 +395,20 @@ def test_the_readmes_module_runs():
     trained = parser(trees).sum()
     parser.tagger.reset_parameters()
     assert trained > parser(trees).sum()
+
+
+def test_zeros_of_a_cp_form_have_derivatives_where_they_may_change():
+    """A term that is zero for a symbol of a rule adds nothing to it, but could."""
+    model = lvpcfg.train(lvpcfg.corpus("dev")[:10], "em", states=2, iterations=2)
+    model = lvpcfg.compress(model, method="cover")
+    trees, layer = lvpcfg.corpus("dev")[:3], GrammarLayer(model, "values")
+    layer.log_weight(trees).sum().backward()
+    slopes = layer.binary_u.grad * (layer.binary_u == 0)
+    place = tuple(int(index) for index in (slopes == slopes.max()).nonzero()[0])
+    assert float(slopes[place]) > 1e-3
+    values, size = [], 1e-6
+    with torch.no_grad():
+        for step in (size, -2 * size):
+            layer.binary_u[place] += step
+            values.append(float(layer.log_weight(trees).sum()))
+    assert (values[0] - values[1]) / (2 * size) == pytest.approx(float(slopes[place]), rel=1e-3)

@@ -267,7 +267,7 @@ def test_trade_offs_are_of_models_that_are_not_compressed(name, tmp_path):
     options = {"model": str(tmp_path / "model"), "gold": str(tmp_path / "gold.mrg")}
     settings = replace(SETTINGS, ranks=[1], thresholds=[10.0])
     if model.grammar.binary.compressed:
-        with pytest.raises(InputError, match="is compressed already: expected one as job=train makes it"):
+        with pytest.raises(InputError, match="is compressed already: expected one whose rules are tensors"):
             run("tradeoff", tmp_path / "run", tradeoff=settings, **options)
     else:
         result, _ = run("tradeoff", tmp_path / "run", tradeoff=settings, **options)

@@ -227,7 +227,7 @@ def test_without_what_it_needs(tmp_path, files, change, message):
 
 def test_a_model_that_is_compressed_already(tmp_path, files):
     compress(Model.load(files["model"][1]), "cover").save(tmp_path / "small")
-    with pytest.raises(InputError, match="is compressed already: expected one as job=train makes it"):
+    with pytest.raises(InputError, match="is compressed already: expected one whose rules are tensors"):
         run("tradeoff", tmp_path / "out", **(files | {"model": [files["model"][0], str(tmp_path / "small")]}))
 
 

@@ -358,7 +358,7 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("unaries", ["keep", "collapse"])
-@pytest.mark.parametrize("options", [CountOptions(), EM, SPLIT_MERGE])
+@pytest.mark.parametrize("options", [CountOptions(), EM, SPLIT_MERGE, KRUSKAL, SHARED])
 @pytest.mark.parametrize("text", ["(TOP (NN dog))", "(TOP (S (NP (NN dog))))", "(TOP (A a) (B b))"])
 def test_the_smallest_treebanks(text, options, unaries):
     trainer = estimator(build_treebank(trees_from_text(text), Binarisation(unaries=unaries)), options)

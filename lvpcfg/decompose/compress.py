@@ -76,7 +76,7 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     check(options)
     grammar = model.grammar
     if grammar.binary.compressed:
-        raise InputError("the model is compressed already: expected one as job=train makes it.")
+        raise InputError("the model is compressed already: expected one whose rules are tensors.")
     if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
         options = replace(options, child_types=TOGETHER)  # there are more types than terms
     factors, against_source, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)

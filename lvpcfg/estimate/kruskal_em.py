@@ -11,6 +11,8 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Estimator, Options, Step, Task, check_number
 from lvpcfg.registry import ESTIMATORS
 
+MOST_TERMS = 100_000
+
 
 @dataclass
 class KruskalEMOptions(Options):
@@ -35,7 +37,10 @@ class KruskalEMOptions(Options):
             raise InputError(f"estimator.shared is {show(self.shared)}: expected true or false.")
         if self.cycles is None:
             self.cycles = 4 if self.init is None else 0
-        for name in ("rank", "states", "split_iterations", "merge_iterations"):
+        if self.init is not None and not isinstance(self.init, str):
+            raise InputError(f"estimator.init is {show(self.init)}: expected a model folder.")
+        check_number(self, "rank", least=1, most=MOST_TERMS)
+        for name in ("states", "split_iterations", "merge_iterations"):
             check_number(self, name, least=1)
         for name in ("cycles", "smooth_iterations", "rare"):
             check_number(self, name)
@@ -46,13 +51,16 @@ class KruskalEMOptions(Options):
 
 @ESTIMATORS.register("kruskal_em", KruskalEMOptions)
 def kruskal_em(options: KruskalEMOptions, task: Task) -> Estimator:
-    """The phases of `split_merge`; without cycles, EM and then EM with smoothing."""
+    """The phases of `split_merge`; without cycles, EM and then EM with smoothing.
+
+    Random terms that rules share go through EM once before the first cycle: they have to find their rules.
+    """
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
     from lvpcfg.estimate.kruskal_start import fresh, of_model
     from lvpcfg.estimate.terms import merge_terms, split_terms
 
     smooth, phases = (options.smooth_rules, options.smooth_words), []
-    if options.shared and options.init is None and options.cycles:  # what is random finds its rules first
+    if options.shared and options.init is None and options.cycles:
         phases.append(Phase(name="start", cycle=0, iterations=options.split_iterations, title="start"))
     for cycle in range(1, (options.cycles or 0) + 1):
         phases += [
@@ -60,15 +68,15 @@ def kruskal_em(options: KruskalEMOptions, task: Task) -> Estimator:
                 name="split",
                 cycle=cycle,
                 iterations=options.split_iterations,
-                begin=lambda states, generator: split_terms(
-                    states.split(2, options.noise, generator), 2, options.noise, generator
+                begin=lambda refinement, generator: split_terms(
+                    refinement.split(2, options.noise, generator), 2, options.noise, generator
                 ),
             ),
             Phase(
                 name="merge",
                 cycle=cycle,
                 iterations=options.merge_iterations,
-                begin=lambda states, _: merge_terms(states, options.merged, options.rank).merge(options.merged),
+                begin=lambda refinement, _: merge_terms(refinement, options.merged, options.rank).merge(options.merged),
             ),
             Phase(name="smooth", cycle=cycle, iterations=options.smooth_iterations, smooth=smooth),
         ]

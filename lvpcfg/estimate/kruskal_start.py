@@ -1,5 +1,6 @@
 """Where EM of grammars in CP form begins: with the counts of the treebank, or what a model expects in its trees."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -58,8 +59,14 @@ def of_model(options: KruskalEMOptions, task: Task) -> Refinement:
     grammar, model = _usable(options, task)
     refinement = Refinement.of(task.observed, options.rare)
     latent = refinement.latent.over(grammar.binary)
-    parameters = Counts(grammar.root, grammar.binary, grammar.unary, grammar.root)
-    _, counts = latent.expect_under(parameters, _leaf(latent, grammar, model))
+    words = refinement.counts.lexical  # not looked at: words are worth what the model's lexicon says
+    parameters = Counts(grammar.root, grammar.binary, grammar.unary, words)
+    log_likelihood, counts = latent.expect_under(parameters, _leaf(latent, grammar, model))
+    if not log_likelihood > -math.inf:
+        raise InputError(
+            f"the model in {show(options.init, 200)} makes some of the {len(task.treebank)} trees impossible: expected "
+            "one that was trained on these trees."
+        )
     return Refinement(latent, counts, grammar.hierarchy)
 
 

@@ -254,7 +254,7 @@ class Latent:
         *tensors, unary, root, leaf = inputs
         given = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True)
         total = log_likelihood(*self._rules(replace(parameters, root=root, binary=given, unary=unary)), leaf).sum()
-        found = torch.autograd.grad(total, inputs)
+        found = torch.autograd.grad(total, inputs, materialize_grads=True)  # zeros for terms without rules
         *tensors, unary, root, posterior = (x.mul_(y.detach()) for x, y in zip(found, inputs, strict=True))
         posterior = posterior.double()  # [words, states]
         lexical = posterior.new_zeros(len(self.pair_of_value) + 1)

@@ -5,7 +5,8 @@ again. With w the relative frequency of a state, merging i and j loses
 
     sum over nodes  log[ 1 / (1 - I_i O_i - I_j O_j + ((w_i I_i + w_j I_j) / (w_i + w_j)) (O_i + O_j)) ]
 
-since sum_k I_k O_k = 1 at every node of an observed tree.
+since sum_k I_k O_k = 1 at every node of an observed tree. What chooses and numbers pairs here serves the terms of rules
+in CP form too (`terms.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -164,7 +165,8 @@ def least(
 def after_merging(
     chosen: Bool[Tensor, "_ pairs"], alive: Bool[Tensor, "_ twice_pairs"]
 ) -> Int64[Tensor, "_ twice_pairs"]:
-    """The new numbers where the second of each chosen pair 2k, 2k + 1 moves to the first; the dead have none."""
+    """The new numbers where the second of each chosen pair 2k, 2k + 1 moves to the first, and what is not alive goes:
+    the number that stands for it means nothing."""
     kept = alive.clone()
     kept[:, 1::2] &= ~(chosen & alive[:, ::2])
     return (kept.cumsum(1) - 1).clamp_min(0)

@@ -19,7 +19,7 @@ from lvpcfg.estimate.states import Refinement, after_merging, disturbed, least, 
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.whole_cp import WholeCP
 
-NOTHING = 1e-6  # expected counts in the whole treebank that are taken for zero where terms are split
+NOTHING = 1e-6  # an expected count in the whole treebank that is taken for zero where terms are split
 FACTORS = ("u", "v", "w")  # [..., rank, states]: a rank for each rule, or one for all
 
 
@@ -29,26 +29,27 @@ def split_terms(refinement: Refinement, parts: int, noise: float, generator: tor
     for name in FACTORS:
         counts = getattr(binary, name)
         counts = torch.where(counts > NOTHING, counts, 0)  # zeros stay zeros, and cost nothing
-        factors[name] = counts.repeat_interleave(parts, -2) / parts
-    return _with_factors(refinement, {name: disturbed(some, noise, generator) for name, some in factors.items()})
+        factors[name] = disturbed(counts.repeat_interleave(parts, -2) / parts, noise, generator)
+    return _with_factors(refinement, factors)
 
 
 def merge_terms(refinement: Refinement, fraction: float, rank: int) -> Refinement:
     """Merges this fraction of the pairs of terms, those worth least, and as many as it takes to leave `rank` of them:
     of each rule, or of all rules where they share their terms."""
-    losses, alive = term_losses(refinement.latent, refinement.counts)
+    binary, factors = in_cp(refinement.counts), {}
+    if not len(binary.cp_rules):
+        return refinement
+    losses, alive = term_losses(refinement.latent, refinement.counts)  # [1 or rules, _]
     exists = alive.unflatten(1, (-1, 2)).all(2)
     place = torch.where(exists, losses, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
     too_many = alive.sum(1, keepdim=True) - rank
     chosen = least(losses, exists, fraction) | (exists & (place < too_many))
-    number, size = after_merging(chosen, alive), int((alive.sum(1) - chosen.sum(1)).amax())
-    binary, factors = in_cp(refinement.counts), {}
+    number, left = after_merging(chosen, alive), int((alive.sum(1) - chosen.sum(1)).amax())
     for name in FACTORS:
-        old = getattr(binary, name)
-        old = old.view(-1, *old.shape[-2:])  # [1 or rules, terms, states]
-        new = old.new_zeros(len(old), old.shape[1], old.shape[2])
-        new.scatter_add_(1, number.unsqueeze(2).expand_as(old), old)
-        factors[name] = new[:, :size].view(*getattr(binary, name).shape[:-2], size, -1)
+        factor = getattr(binary, name)
+        counts = factor.view(*alive.shape, -1) * alive.unsqueeze(2)
+        merged = torch.zeros_like(counts).scatter_add_(1, number.unsqueeze(2).expand_as(counts), counts)
+        factors[name] = merged[:, :left].reshape(*factor.shape[:-2], left, -1)
     return _with_factors(refinement, factors)
 
 
@@ -64,7 +65,7 @@ def term_losses(latent: Latent, counts: Counts) -> tuple[Float64[Tensor, "_ pair
     share = share_in_pair(used)
     losses = used.new_zeros(len(used), used.shape[1] // 2)
     for number, rule in enumerate(binary.cp_rules.tolist()):
-        some, row = of_rule[rule], number % len(used)
+        some, row = of_rule[rule], number if len(used) > 1 else 0  # rules that share their terms have one row
         factors = binary.factors_of(rule).map(lambda factor: factor.to(alpha))
         left, right, outside = (
             scores[which.to(alpha.device)][:, : factor.shape[1]] @ factor.T

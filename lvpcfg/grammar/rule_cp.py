@@ -146,10 +146,10 @@ class RuleCP(BinaryRules):
         parent: Float[Tensor, "symbols m new_m"],
         child: Float[Tensor, "symbols m new_m"],
     ) -> "RuleCP":
-        a, b, c = self.rules[self.cp_rules].unbind(1)
+        widest, symbols = max(state_counts), self.rules[self.cp_rules].unbind(1)
         u, v, w = (
-            torch.einsum("srx,sxk->srk", factor, basis[symbols, : factor.shape[2]])
-            for factor, basis, symbols in ((self.u, parent, a), (self.v, child, b), (self.w, child, c))
+            torch.einsum("srx,sxk->srk", factor, basis[of, : factor.shape[2], :widest])
+            for factor, basis, of in zip((self.u, self.v, self.w), (parent, child, child), symbols, strict=True)
         )
         values = self.exact.transformed(state_counts, parent, child).values
         return RuleCP(state_counts, self.interminals, self.rules, values, self.cp_rules, u, v, w)

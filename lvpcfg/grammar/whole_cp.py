@@ -1,6 +1,7 @@
 """All binary rules of a grammar as one CP form over the states of all symbols (Cohen, Satta & Collins 2013)."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -8,14 +9,12 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import (
-    CHUNK,
     BinaryRules,
     ForestRules,
     Reader,
@@ -27,6 +26,7 @@ from lvpcfg.grammar.rules import (
 )
 
 MOST = 1 << 28  # numbers that are written out, at the most
+PRODUCTS = 1 << 25  # numbers that the terms of some rules add, at the most
 
 
 @representation
@@ -50,7 +50,8 @@ class WholeCP(BinaryRules):
 
     @property
     def prunable(self) -> bool:  # type: ignore[override]
-        """Charts over single states are as fast whole; with more states, forests of the skeletal rules are faster."""
+        """Charts over single states are as fast whole, with all rules that the terms make. With more states they are
+        pruned, which is faster: forests hold the rules of `rules` alone."""
         return sum(self.state_counts) > len(self.state_counts)
 
     @classmethod
@@ -78,8 +79,11 @@ class WholeCP(BinaryRules):
         if self.forest_places is not None:
             total, groups = self.forest_places
             values = self.u.new_zeros(total + 1)  # the last takes the padding
-            for (some, shape, place), terms in zip(groups, self.forest_terms, strict=True):
-                tensors = self._tensors(self.rules.index_select(0, some), shape, terms)
+            # A term that is zero for a symbol of a rule adds nothing, but where zeros may change it has a derivative.
+            leave_out = "forest_terms" in vars(self) or not any(x.requires_grad for x in self.tensors.values())
+            terms = self.forest_terms if leave_out else [None] * len(groups)
+            for (some, shape, place), of_rules in zip(groups, terms, strict=True):
+                tensors = self._tensors(self.rules.index_select(0, some), shape, of_rules)
                 values = values.index_copy_(0, place.flatten(), tensors.flatten())
             return ForestRules(values[:-1])
         widest = max(self.state_counts)
@@ -101,8 +105,15 @@ class WholeCP(BinaryRules):
         if total > self.factors.rank * int(sizes.sum()):
             return None
         return total, [
-            (some, shape, within_padding(starts[some], sizes[some], shape, total)) for some, shape in similar(sizes)
+            (some, shape, within_padding(starts[some], sizes[some], shape, total))
+            for some, shape in self._groups(self.rules)
         ]
+
+    def _groups(self, rules: Int64[Tensor, "rules 3"]) -> Iterator[tuple[Int64[Tensor, "group"], list[int]]]:
+        """As `similar`, but few enough that there is room for what all terms add to them."""
+        for group, shape in similar(self.states[rules]):
+            for some in group.split(max(1, PRODUCTS // max(1, self.factors.rank * math.prod(shape)))):
+                yield some, shape
 
     @cached_property
     def forest_terms(self) -> list[tuple[Tensor, Tensor]]:
@@ -114,35 +125,33 @@ class WholeCP(BinaryRules):
         """The blocks of T for these rules, as tensors."""
         groups = (
             (group, self._tensors(rules[group], shape, self._terms(rules[group])))
-            for group, shape in similar(self.states[rules])
+            for group, shape in self._groups(rules)
         )
         return RuleTensors(self.state_counts, self.interminals, rules, end_to_end(groups, self.states[rules], self.u))
 
-    def _terms(self, rules: Int64[Tensor, "rules 3"]) -> tuple[Int64[Tensor, "_"], Int64[Tensor, "_"]]:
-        """All pairs of a rule and a term that is not zero for any of its symbols."""
-        symbols, used = len(self.states), None
-        for factor, of_rule in zip((self.u, self.v, self.w), rules.unbind(1), strict=True):
-            some = self.states.new_zeros(len(factor), symbols)
-            symbol = torch.repeat_interleave(self.states, output_size=sum(self.state_counts))[: factor.shape[1]]
-            some = some.index_add(1, symbol, (factor != 0).long())[:, of_rule] > 0  # [rank, rules]
-            used = some if used is None else used & some
-        assert used is not None
-        rule, term = used.T.nonzero().unbind(1)
+    def _terms(self, rules: Int64[Tensor, "rules 3"]) -> tuple[Int64[Tensor, "pairs"], Int64[Tensor, "pairs"]]:
+        """All pairs of a rule and a term that has a number other than zero for each of its three symbols."""
+        symbol_of_state = torch.repeat_interleave(self.states, output_size=sum(self.state_counts))
+        meets = torch.ones(self.factors.rank, len(rules), dtype=torch.bool, device=rules.device)
+        for factor, symbols in zip((self.u, self.v, self.w), rules.unbind(1), strict=True):
+            numbers = self.states.new_zeros(len(factor), len(self.states))  # that are not zero, of each symbol
+            numbers = numbers.index_add(1, symbol_of_state[: factor.shape[1]], (factor != 0).long())
+            meets &= numbers[:, symbols] > 0
+        rule, term = meets.T.nonzero().unbind(1)
         return rule, term
 
     def _tensors(
         self,
         rules: Int64[Tensor, "rules 3"],
         shape: tuple[int, ...] | list[int],
-        terms: tuple[Int64[Tensor, "some"], Int64[Tensor, "some"]],
+        terms: tuple[Int64[Tensor, "pairs"], Int64[Tensor, "pairs"]] | None,
     ) -> Float[Tensor, "rules x y z"]:
-        """T of some rules, padded by zeros to `shape`: the sums of their terms."""
-        blocks, total = self._columns(rules, shape), self.u.new_zeros(len(rules), *shape)
-        size = max(1, CHUNK // math.prod(shape))
-        for rule, term in zip(*(some.split(size) for some in terms), strict=True):
-            # Products of factors are larger than their sums by far: backward computes them again.
-            total = total.index_add(0, rule, checkpoint(_products, blocks, rule, term, use_reentrant=False))
-        return total
+        """T of some rules, padded by zeros to `shape`: the sums of these terms of theirs, or of all terms."""
+        if terms is None or len(terms[0]) == len(rules) * self.factors.rank:
+            return Factors(*self._blocks(rules, shape)).tensor()
+        rule, term = terms
+        u, v, w = (factor[term.unsqueeze(1), columns[rule]] for factor, columns in self._columns(rules, shape))
+        return self.u.new_zeros(len(rules), *shape).index_add(0, rule, torch.einsum("px,py,pz->pxyz", u, v, w))
 
     def written_out(self) -> RuleTensors:
         """Every a, b, c as a rule, if that is not too much for the memory."""
@@ -217,13 +226,3 @@ class WholeCP(BinaryRules):
 
     def sizes(self) -> dict[str, int]:
         return {"rank": self.factors.rank}
-
-
-def _products(
-    blocks: list[tuple[Float[Tensor, "rank _"], Int64[Tensor, "rules _"]]],
-    rule: Int64[Tensor, "some"],
-    term: Int64[Tensor, "some"],
-) -> Float[Tensor, "some x y z"]:
-    """u v w of some terms, each for the states of one rule."""
-    u, v, w = (factor[term.unsqueeze(1), columns[rule]] for factor, columns in blocks)
-    return torch.einsum("sx,sy,sz->sxyz", u, v, w)

@@ -156,7 +156,7 @@ class Candidate:
         grammar = self.model.grammar
         if grammar.binary.compressed:
             raise InputError(
-                f"the model in {show(path, 200)} is compressed already: expected one as job=train makes it."
+                f"the model in {show(path, 200)} is compressed already: expected one whose rules are tensors."
             )
         if not len(grammar.binary_rules):
             raise InputError(f"the model in {show(path, 200)} has no binary rules to decompose.")
