@@ -48,6 +48,7 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP, normalise
+from lvpcfg.trees.spelling import Tokens
 from lvpcfg.trees.walk import is_preterminal
 
 WIDEST, WIDEST_FLOAT32 = 700, 80  # how far log-potentials may be below the largest, for exp to hold both
@@ -428,8 +429,8 @@ class ModelTrees(TreeDistribution):
 
     def __init__(self, model: Model, sentences: Sequence[Sequence[str]]) -> None:
         grammar = model.grammar
-        entries, lengths = encoded(model.lexicon, sentences, grammar.root.device)
-        leaf = grammar.lexical.lookup(entries).transpose(0, 1)
+        tokens, lengths = encoded(model.lexicon, sentences, grammar.root.device)
+        leaf = grammar.lexical.values_of(tokens).transpose(0, 1)
         self.model = model
         super().__init__(form(grammar), leaf, lengths, grammar.symbol_of_state.tolist())
 
@@ -440,17 +441,16 @@ class ModelTrees(TreeDistribution):
 
 def encoded(
     lexicon: Lexicon, sentences: Sequence[Sequence[str]], device: torch.device
-) -> tuple[Int[Tensor, "batch length"], Int[Tensor, "batch"] | None]:
-    """The entries of words, and the lengths of sentences, if they differ."""
+) -> tuple[Tokens, Int[Tensor, "batch"] | None]:
+    """The words, [batch, length], and the lengths of sentences, if they differ."""
     if isinstance(sentences, str) or not sentences or not all(sentences):
         raise InputError("a distribution over trees needs sentences of a word or more.")
     for number, words in enumerate(sentences, 1):
         if isinstance(words, str) or not all(isinstance(word, str) for word in words):
             raise InputError(f"sentence {number} is {show(words)}: expected a list of one or more words.")
     lengths = [len(words) for words in sentences]
-    entries = [[*lexicon.encode(words), *[0] * (max(lengths) - len(words))] for words in sentences]
-    mixed = len(set(lengths)) > 1
-    return torch.tensor(entries, device=device), torch.tensor(lengths, device=device) if mixed else None
+    tokens = lexicon.tokens(sentences).padded(lengths).to(device)
+    return tokens, torch.tensor(lengths, device=device) if len({*lengths}) > 1 else None
 
 
 def skeletal(model: Model, tree: Tree) -> Skeletal:

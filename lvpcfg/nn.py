@@ -39,6 +39,7 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.normalise import normalise_all
+from lvpcfg.trees.spelling import Tokens
 
 LOGITS, LOG_WEIGHTS, VALUES = PARAMETRISATIONS = ("logits", "log-weights", "values")
 UNARY = 0.99  # the unary rules of a state, as log-weights, add up to no more, so that chains of them have a sum
@@ -49,7 +50,7 @@ class Observed:
     """Treebank trees as a layer computes their weights; see `GrammarLayer.observe`."""
 
     words: list[list[str]]
-    entries: Int[Tensor, "batch length"]  # of the lexicon
+    tokens: Tokens  # [batch, length]
     lengths: Int[Tensor, "batch"]
     trees: list[Skeletal]
     forest: ObservedTrees | None  # None, if the grammar makes none of the trees
@@ -97,6 +98,9 @@ class GrammarLayer(nn.Module):
             self.register_parameter(name, parameter(tensor))
         self.words = parameter(grammar.lexical.value)
         self.unknown_words = parameter(grammar.lexical.backoff)
+        network = grammar.lexical.network
+        tensors = {} if network is None else network.tensors
+        self.characters = nn.ParameterDict({name: tensor.detach().clone() for name, tensor in tensors.items()})
         self._structure = _Structure(grammar)
         sums = grammar.unary_matrix().detach().sum(1)
         self.register_buffer("_most_unary", torch.where(sums < 1, sums.clamp_min(UNARY), sums), persistent=False)
@@ -113,6 +117,9 @@ class GrammarLayer(nn.Module):
             parameter if self.parametrisation == VALUES else parameter.exp()
             for parameter in (self.root, self.unary, self.words, self.unknown_words, *binary)
         )
+        network = old.lexical.network
+        if network is not None:
+            network = network.with_tensors(dict(self.characters))
         grammar = replace(
             old,
             root=root,
@@ -120,7 +127,7 @@ class GrammarLayer(nn.Module):
             binary=old.binary.with_tensors(
                 dict(zip(old.binary.tensors, tensors, strict=True)), zeros_stay=self.parametrisation != VALUES
             ),
-            lexical=replace(old.lexical, value=words, backoff=unknown),
+            lexical=replace(old.lexical, value=words, backoff=unknown, network=network),
         )
         if self.parametrisation == LOGITS:
             return _normalised(grammar)
@@ -157,22 +164,22 @@ class GrammarLayer(nn.Module):
         if not normal or len(normal) < len(trees):
             raise InputError("a grammar layer observes trees of a word or more.")
         words = [tree.leaves() for tree in normal]
-        entries, _ = encoded(self.model.lexicon, words, self.root.device)
+        tokens, _ = encoded(self.model.lexicon, words, self.root.device)
         lengths = torch.tensor([len(sentence) for sentence in words], device=self.root.device)
         skeletons = [skeletal(self.model, tree) for tree in normal]
         rules = self._structure.forest_rules
         forest = ObservedTrees.of(skeletons, rules, self._structure.rule_numbers)
-        candidates = self._candidates(entries, lengths, forest, prune) if prune > 0 else None
-        return Observed(words, entries, lengths, skeletons, forest, candidates)
+        candidates = self._candidates(tokens, lengths, forest, prune) if prune > 0 else None
+        return Observed(words, tokens, lengths, skeletons, forest, candidates)
 
     @torch.no_grad()
     def _candidates(
-        self, entries: Tensor, lengths: Tensor, trees: ObservedTrees | None, prune: float
+        self, tokens: Tokens, lengths: Tensor, trees: ObservedTrees | None, prune: float
     ) -> ForestOverWords:
         """What pruning by the model leaves, and the trees."""
         pruning, coarse = self._structure.pruning(self.model)
-        flat = entries[torch.arange(entries.shape[1], device=entries.device) < lengths.unsqueeze(1)]
-        words, coarse_words = self._structure.grammar.lexical.lookup(flat), coarse.lookup(flat)
+        flat = tokens[torch.arange(tokens.entries.shape[1], device=lengths.device) < lengths.unsqueeze(1)]
+        words, coarse_words = self._structure.grammar.lexical.values_of(flat), coarse.values_of(flat)
         forest, nodes = pruning.forest(words, coarse_words, lengths, prune)
         rules = self._structure.forest_rules
         if trees is not None:
@@ -219,7 +226,10 @@ class GrammarLayer(nn.Module):
         def copied(tensor: Tensor) -> Tensor:
             return tensor.detach().clone()
 
-        lexical = replace(grammar.lexical, value=copied(grammar.lexical.value), backoff=copied(grammar.lexical.backoff))
+        lexical, network = grammar.lexical, grammar.lexical.network
+        if network is not None:
+            network = network.with_tensors({name: copied(tensor) for name, tensor in network.tensors.items()})
+        lexical = replace(lexical, value=copied(lexical.value), backoff=copied(lexical.backoff), network=network)
         binary = {name: copied(tensor) for name, tensor in grammar.binary.tensors.items()}
         grammar = replace(
             grammar,
@@ -242,8 +252,8 @@ class GrammarLayer(nn.Module):
         if sentences is not None:
             if lengths is not None:
                 raise InputError("sentences have their own lengths: `lengths` goes with word_scores.")
-            entries, lengths = encoded(self.model.lexicon, sentences, self.root.device)
-            return Words(grammar.lexical.lookup(entries).transpose(0, 1), lengths)
+            tokens, lengths = encoded(self.model.lexicon, sentences, self.root.device)
+            return Words(grammar.lexical.values_of(tokens).transpose(0, 1), lengths)
         assert word_scores is not None
         states = len(grammar.root) - grammar.interminal_states
         if not isinstance(word_scores, Tensor) or not word_scores.is_floating_point():
@@ -282,7 +292,7 @@ class GrammarLayer(nn.Module):
     ) -> Words:
         """Those of the trees, if no others are given in their place."""
         if sentences is None and word_scores is None:
-            return Words(grammar.lexical.lookup(observed.entries).transpose(0, 1), observed.lengths)
+            return Words(grammar.lexical.values_of(observed.tokens).transpose(0, 1), observed.lengths)
         sizes = [len(words) for words in observed.words]
         if sentences is not None and (given := [len(words) for words in sentences]) != sizes:
             raise InputError(f"the trees have {show(sizes)} words and the sentences {show(given)}.")

@@ -33,6 +33,7 @@ from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.model import Model
 from lvpcfg.options import DECODERS, DTYPE_NAMES, PRODUCT, VITERBI
 from lvpcfg.trees.binarise import debinarise, unbinarised
+from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
@@ -161,6 +162,11 @@ class Parser(ParserI):  # type: ignore[misc]
         """The model's grammar (ParserI)."""
         return self.model.grammar
 
+    @property
+    def lexicon(self) -> Lexicon:
+        """The words that were seen in training."""
+        return self.model.lexicon
+
     def _parse(
         self,
         sentences: list[Sequence[str]],
@@ -275,8 +281,8 @@ class Parser(ParserI):  # type: ignore[misc]
 
     def _words(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor | None]:
         """What words are worth, [length, batch, tag states], and the lengths of sentences, if they differ."""
-        entries, lengths = encoded(self.model.lexicon, sentences, self.device)
-        return self._grammar.lexical.lookup(entries).transpose(0, 1), lengths
+        tokens, lengths = encoded(self.model.lexicon, sentences, self.device)
+        return self._grammar.lexical.values_of(tokens).transpose(0, 1), lengths
 
     @cached_property
     def _rules(self) -> FineRules:
@@ -314,12 +320,9 @@ class Parser(ParserI):  # type: ignore[misc]
     def _parse_forests(
         self, sentences: list[Sequence[str]], threshold: float, probabilities: bool
     ) -> list[Parse | None]:
-        entries = [
-            torch.tensor([entry for sentence in sentences for entry in model.lexicon.encode(sentence)]).to(self.device)
-            for model in self.models
-        ]
-        words = [grammar.lexical.lookup(some) for grammar, some in zip(self._grammars, entries, strict=True)]
-        coarse_words = self._coarse_words.lookup(entries[0])
+        tokens = [model.lexicon.tokens(sentences).to(self.device) for model in self.models]
+        words = [grammar.lexical.values_of(some) for grammar, some in zip(self._grammars, tokens, strict=True)]
+        coarse_words = self._coarse_words.values_of(tokens[0])
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
         skeletons, log_z = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold)
         self._count(self._coarse_to_fine.decoder)
@@ -348,8 +351,7 @@ class Parser(ParserI):  # type: ignore[misc]
         return form(self._grammar, fixed=True)
 
     def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
-        entries = torch.tensor([self.model.lexicon.encode(words) for words in sentences], device=self.device)
-        return self._grammar.lexical.lookup(entries).transpose(0, 1)
+        return self._words(sentences)[0]
 
     @cached_property
     def _exhaustive(self) -> Exhaustive:

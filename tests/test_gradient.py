@@ -199,6 +199,14 @@ def test_words_that_occur_once_are_taken_for_unknown_ones(folder):
     assert found[0] > found[1] > found[2]
 
 
+def test_words_whose_tags_no_unknown_word_has_stay_known(folder):
+    """In a single tree, its full stop occurs once."""
+    trained = gradient(GradientOptions(init=folder, unknown=1.0, **FAST), Task(build_treebank(TREES[:1])))
+    for _ in trained.run():
+        pass
+    assert -100 < trained.total < 0
+
+
 # Checkpoints
 
 

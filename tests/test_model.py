@@ -55,7 +55,7 @@ def same_coarse(one, other):
     one, other = (model.coarse.grammar for model in (one, other))
     pairs = [(getattr(one, name), getattr(other, name)) for name in ("root", "unary", "states")]
     pairs.append((one.binary.values, other.binary.values))
-    pairs += [(value, vars(other.lexical)[name]) for name, value in vars(one.lexical).items() if name != "widest"]
+    pairs += [(getattr(one.lexical, name), getattr(other.lexical, name)) for name in model_file.LEXICAL]
     return one.closed == other.closed and all(torch.equal(*pair) for pair in pairs)
 
 

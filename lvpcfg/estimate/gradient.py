@@ -9,6 +9,7 @@ from lvpcfg.registry import ESTIMATORS
 CONDITIONAL, JOINT = OBJECTIVES = ("conditional", "joint")
 ADAM, ADAMW, LBFGS = OPTIMISERS = ("adam", "adamw", "lbfgs")
 LOGITS, LOG_WEIGHTS, VALUES = PARAMETRISATIONS = ("logits", "log-weights", "values")
+WORDS, CHARACTERS = LEXICONS = ("words", "characters")
 
 
 @dataclass
@@ -17,6 +18,7 @@ class GradientOptions(Options):
     init: str | None = None  # a model folder; None: a fresh grammar
     states: int = 4  # of every symbol of a fresh grammar
     noise: float = 0.1  # counts of a fresh grammar are multiplied by exp of a number up to this
+    lexicon: str = WORDS  # that of the model, or "characters": times what a network says of how words are spelt
     objective: str = CONDITIONAL  # log p(tree | words), or "joint", log p(tree, words)
     parametrisation: str | None = None  # None: log-weights, or logits for the joint objective
     optimiser: str = ADAM
@@ -41,6 +43,12 @@ class GradientOptions(Options):
             raise InputError(
                 f"estimator.parametrisation is {self.parametrisation!r}: the joint objective needs parameters that "
                 f"are normalised, {LOGITS!r}; without that it has no maximum."
+            )
+        expect("estimator.lexicon", self.lexicon, LEXICONS)
+        if self.objective == JOINT and self.lexicon == CHARACTERS:
+            raise InputError(
+                f"estimator.lexicon is {CHARACTERS!r}, which scores words but is no distribution over them: expected "
+                f"estimator.objective={CONDITIONAL}."
             )
         for name in ("states", "epochs", "batch_tokens"):
             check_number(self, name, least=1)

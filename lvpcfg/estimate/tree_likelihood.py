@@ -22,11 +22,13 @@ from tqdm import tqdm
 from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Task
-from lvpcfg.estimate.gradient import CONDITIONAL, GradientOptions
+from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, GradientOptions
 from lvpcfg.estimate.states import Refinement
-from lvpcfg.grammar.model import JSON, Model
+from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.reader import JSON
 from lvpcfg.nn import GrammarLayer, Observed
 from lvpcfg.trees.binarise import debinarise
+from lvpcfg.trees.spelling import CharacterNetwork
 
 SAMPLE, SHORT = 10, 20  # sentences of up to so many words on which pruned and whole charts are compared
 
@@ -48,7 +50,7 @@ class TreesHere:
     rows: Tensor  # [batch]: their places among all
     observed: Observed
     unknown: Tensor  # [batch, length]: entries of the words, if they were unknown
-    once: Tensor  # [batch, length]: whether a word occurs once in the treebank
+    once: Tensor  # [batch, length]: whether a word occurs once in the treebank, and may be taken for an unknown one
 
 
 class TreeLikelihood:
@@ -57,6 +59,8 @@ class TreeLikelihood:
     def __init__(self, options: GradientOptions, task: Task) -> None:
         self.options, self.task = options, task
         model, self.made_of = self._start_model()
+        if options.lexicon == CHARACTERS:
+            model = _with_network(model, torch.Generator().manual_seed(task.seed))
         assert options.parametrisation is not None
         self.module = GrammarLayer(model, options.parametrisation).to(task.device, torch.float32)
         self.members = self._members()
@@ -149,22 +153,26 @@ class TreeLikelihood:
         trees = [batch[row] for row in rows]
         lexicon, options = self.module.model.lexicon, self.options
         observed = self.module.observe(trees, options.prune if options.objective == CONDITIONAL else 0.0)
-        unknown, once = torch.zeros_like(observed.entries), torch.zeros_like(observed.entries, dtype=torch.bool)
+        entries = observed.tokens.entries
+        unknown, once = torch.zeros_like(entries), torch.zeros_like(entries, dtype=torch.bool)
         for row, sentence in enumerate(observed.words):
             known = [lexicon.unknown(word, place == 0) for place, word in enumerate(sentence)]
             unknown[row, : len(known)] = torch.tensor(known)
             once[row, : len(known)] = torch.tensor([occurrences[word] == 1 for word in sentence])
-        return TreesHere(rows, observed, unknown, once)
+        with torch.no_grad():  # a tree may need a tag that no unknown word has
+            without = replace(observed, tokens=replace(observed.tokens, entries=torch.where(once, unknown, entries)))
+            possible = self.module.log_weight(without) > -torch.inf
+        return TreesHere(rows, observed, unknown, once & possible.unsqueeze(1))
 
     def log_likelihood(self, batch: TreeBatch, generator: torch.Generator) -> Tensor:
         drawn = torch.rand(batch.shape, generator=generator)  # the same in all processes
         here = batch.here
         if here is None:
             return torch.zeros(0)
-        observed = here.observed
-        drawn = drawn[here.rows, : observed.entries.shape[1]].to(observed.entries.device)
-        entries = torch.where(here.once & (drawn < self.options.unknown), here.unknown, observed.entries)
-        observed = replace(observed, entries=entries)
+        observed, tokens = here.observed, here.observed.tokens
+        drawn = drawn[here.rows, : tokens.entries.shape[1]].to(tokens.entries.device)
+        entries = torch.where(here.once & (drawn < self.options.unknown), here.unknown, tokens.entries)
+        observed = replace(observed, tokens=replace(tokens, entries=entries))
         return (self.module.log_prob if self.options.objective == CONDITIONAL else self.module.log_weight)(observed)
 
     def measure(self) -> dict[str, float]:
@@ -189,3 +197,15 @@ class TreeLikelihood:
         model = self.module.to_model()
         made = self.task.model(self.options, done, model.grammar).provenance
         return replace(model, provenance=made | {"start": model.provenance})
+
+
+def _with_network(model: Model, generator: torch.Generator) -> Model:
+    """The model with a network over the characters of words, unless it has one already. Its scores stay what they are
+    until the network has learned something."""
+    grammar = model.grammar
+    if grammar.lexical.network is not None:
+        return model
+    states = len(grammar.root) - grammar.interminal_states
+    network = CharacterNetwork.new(len(model.lexicon.alphabet), states, generator)
+    lexical = replace(grammar.lexical, network=network.to(dtype=grammar.root.dtype))
+    return replace(model, grammar=replace(grammar, lexical=lexical))

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.trees.lexicon import Lexicon
+from lvpcfg.trees.spelling import Spellings, Tokens
 
 RULES, WORDS, TYPICAL = 8, 10, 10  # how many are shown of a state
 OTHER = "any other word"
@@ -120,8 +123,7 @@ def likeliest_words(model: Model, share: Tensor) -> list[tuple[tuple[Word, ...],
     likely = torch.zeros(0, len(share)).double()
     likely_entry = torch.zeros(0, len(share)).long()
     typical, typical_entry = likely, likely_entry
-    for entries in torch.arange(len(lexicon)).split(CHUNK):
-        q = grammar.lexical.lookup(entries).detach().double()  # [entries, states]
+    for entries, q in _word_values(grammar, lexicon):
         mean = (q * share) @ member @ member.T
         surplus = torch.where((q > 0) & (mean > 0), q * (q / mean).log(), 0)
         entry = entries.unsqueeze(1).expand_as(q)
@@ -136,6 +138,16 @@ def likeliest_words(model: Model, share: Tensor) -> list[tuple[tuple[Word, ...],
         others = [names[entry] for entry, value in more if value > LEAST and entry not in shown]
         found.append((tuple(words), tuple(others)))
     return found
+
+
+def _word_values(grammar: Grammar, lexicon: Lexicon) -> Iterator[tuple[Tensor, Tensor]]:
+    """Entries, and what they are worth to each state, [entries, states]: words, then classes of unknown words."""
+    known, classes = torch.arange(len(lexicon)).tensor_split([len(lexicon.words)])
+    for entries in known.split(CHUNK):
+        words = [(lexicon.words[entry], False) for entry in entries.tolist()]
+        tokens = Tokens(entries, torch.arange(len(words)), Spellings(words, lexicon.alphabet))
+        yield entries, grammar.lexical.values_of(tokens).detach().double()
+    yield classes, grammar.lexical.lookup(classes).detach().double()
 
 
 def _best(value: Tensor, entry: Tensor, more: Tensor, more_entry: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,8 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_text
 from lvpcfg.grammar.coarse import is_large, projected_coarse
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.grammar.model import MOST_STATES, Model, problem_with_marks
+from lvpcfg.grammar.model import Model, problem_with_marks
+from lvpcfg.grammar.reader import MOST_STATES
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import starts_of
 from lvpcfg.trees.binarisation import INTERMEDIATE, Binarisation

@@ -115,13 +115,5 @@ class Grammar:
             root=moved(self.root),
             unary=moved(self.unary),
             hierarchy=moved(self.hierarchy),
-            lexical=replace(
-                self.lexical,
-                row=moved(self.lexical.row),
-                state=moved(self.lexical.state),
-                value=moved(self.lexical.value),
-                weight=moved(self.lexical.weight),
-                source=moved(self.lexical.source),
-                backoff=moved(self.lexical.backoff),
-            ),
+            lexical=self.lexical.to(device, dtype),
         )

@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
@@ -27,25 +27,20 @@ from lvpcfg.grammar import rule_cp, whole_cp  # noqa: F401  (they register thems
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.reader import FORMER, JSON, MOST_STATES, TENSORS, BinaryReader, Reader
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
 from lvpcfg.trees.binarisation import INTERMEDIATE, RIGHT, Binarisation
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
+from lvpcfg.trees.spelling import CharacterNetwork, CharacterSizes
 from lvpcfg.trees.treebank import Symbols
 
-JSON, TENSORS, WAITING = "model.json", "model.safetensors", "model.safetensors.new"
+WAITING = "model.safetensors.new"
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
-FORMAT, OLDEST, VERSION = "lvpcfg", 2, 5
-MOST_STATES = 1_000_000
+FORMAT, OLDEST, VERSION = "lvpcfg", 2, 6
 # Before this format, the representation of binary rules showed in a rank, and their tensors had other names.
 FIRST_WITH_REPRESENTATION = FIRST_WITH_COARSE = 5
-FORMER = {"factored": "rule_cp", "kruskal": "whole_cp"}
-FORMER_TENSORS = {
-    (new, name): f"{old}.{'rules' if name == 'cp_rules' else name}"
-    for old, new in FORMER.items()
-    for name in ("cp_rules", "u", "v", "w")
-}
-PART = 1 << 22  # numbers that are checked at once
+FIRST_WITH_CHARACTERS = 6
 # What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
 INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
@@ -68,7 +63,9 @@ class Model:
         folder = Path(path)
         tensors = _tensors(self)
         description = _description(self)
-        _Reader(f"the model for {show(str(folder), 200)} cannot be saved", _through_json(description), tensors).model()
+        _ModelReader(
+            f"the model for {show(str(folder), 200)} cannot be saved", _through_json(description), tensors
+        ).model()
         data = tensor_file(tensors, {})
         description["tensors_sha256"] = _digest(data)
         lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
@@ -87,7 +84,7 @@ class Model:
         folder = Path(path)
         if not os.path.isfile(folder / JSON):
             raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it.")
-        reader = _Reader(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
+        reader = _ModelReader(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
         for _ in range(3):  # another process may be saving
             reader.description = _read_description(folder, reader)
             reader.check_version()
@@ -121,6 +118,8 @@ def _tensors(model: Model) -> dict[str, Tensor]:
         tensors |= {f"coarse.lexical.{name}": getattr(coarse.lexical, name) for name in LEXICAL}
         if cover is not None:
             tensors |= {f"cover.{name}": factor.to(grammar.root.dtype) for name, factor in vars(cover).items()}
+    if grammar.lexical.network is not None:
+        tensors |= {f"characters.{name}": tensor for name, tensor in grammar.lexical.network.tensors.items()}
     return {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
 
 
@@ -142,6 +141,7 @@ def _description(model: Model) -> dict[str, Any]:
         "binary": {"representation": grammar.binary.name} | grammar.binary.sizes(),
         "coarse": model.coarse is not None,
         "cover_rank": 0 if model.coarse is None or model.coarse.cover is None else model.coarse.cover.rank,
+        "characters": None if grammar.lexical.network is None else asdict(grammar.lexical.network.sizes),
         "signature": lexicon.signature,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
@@ -176,7 +176,7 @@ def _finish_save(folder: Path) -> None:
         os.replace(folder / WAITING, folder / TENSORS)
 
 
-def _read_description(folder: Path, reader: "_Reader") -> dict[str, Any]:
+def _read_description(folder: Path, reader: Reader) -> dict[str, Any]:
     try:
         description = json.loads(read_bytes(folder / JSON), parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -200,21 +200,15 @@ def _matching_tensors(folder: Path, digest: str) -> bytes | None:
     return None
 
 
-def _parse_tensors(data: bytes, reader: "_Reader") -> dict[str, Tensor]:
+def _parse_tensors(data: bytes, reader: Reader) -> dict[str, Tensor]:
     try:
         return dict(tensors_from_bytes(data))
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         reader.refuse(f"{TENSORS} is no safetensors file ({show(str(error))})")
 
 
-class _Reader:
-    """Builds a model of a description and tensors, checking each piece against what it must be."""
-
-    def __init__(self, complaint: str, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.complaint, self.description, self.tensors = complaint, description, tensors
-
-    def refuse(self, reason: str) -> NoReturn:
-        raise InputError(f"{self.complaint}: {reason}.") from None
+class _ModelReader(Reader):
+    """Builds a model of a description and tensors."""
 
     def check_version(self) -> None:
         version = self.get("version", int)
@@ -238,12 +232,13 @@ class _Reader:
         lexicon = self.lexicon()
         rules = torch.tensor(binary_rules, dtype=torch.int64).reshape(-1, 3)
         cls, reader = self.representation()
+        tag_states = sum(states[len(symbols.interminals) :])
         grammar = Grammar(
             symbols=symbols,
             root=self.floats("root", sum(states)),
             binary=cls.read(tuple(states), len(symbols.interminals), rules, reader),
             unary=self.floats("unary", sum(states[a] * states[b] for a, b in unary_rules)),
-            lexical=self.lexical(len(lexicon), sum(states[len(symbols.interminals) :])),
+            lexical=replace(self.lexical(len(lexicon), tag_states), network=self.network(lexicon, tag_states)),
             unary_rules=torch.tensor(unary_rules, dtype=torch.int64).reshape(-1, 2),
             hierarchy=self.hierarchy(states),
             closed="closed" in self.description and self.get("closed", bool),  # else saved before there was such
@@ -275,16 +270,16 @@ class _Reader:
                 self.refuse("its coarse grammar has numbers below zero")
         return CoarseGrammar(coarse, cover)
 
-    def representation(self) -> tuple[type[BinaryRules], "_BinaryReader"]:
+    def representation(self) -> tuple[type[BinaryRules], BinaryReader]:
         """How the binary rules are kept, and what they are read from."""
         if self.get("version", int) < FIRST_WITH_REPRESENTATION:
             name, rank = next(((new, self.rank(old)) for old, new in FORMER.items() if self.rank(old)), ("tensors", 0))
-            return REPRESENTATIONS[name], _BinaryReader(self, name, {"rank": rank}, former=True)
+            return REPRESENTATIONS[name], BinaryReader(self, name, {"rank": rank}, former=True)
         about = self.get("binary", dict)
         name = about.get("representation")
         if not isinstance(name, str) or name not in REPRESENTATIONS:
             self.refuse(f"its binary rules are kept as {show(name)}: expected {' or '.join(REPRESENTATIONS)}")
-        return REPRESENTATIONS[name], _BinaryReader(self, name, about)
+        return REPRESENTATIONS[name], BinaryReader(self, name, about)
 
     def rank(self, name: str) -> int:
         """The rank of a CP form; 0 where there is none, as in the models of older versions."""
@@ -335,23 +330,19 @@ class _Reader:
         value = self.floats(f"{name}.value", len(state))
         return LexicalTable(row, state, value, weight, source, backoff, widest=int((row[1:] - row[:-1]).max()))
 
-    def get(self, key: str, expected: type) -> Any:
-        value = self.description.get(key)
-        if type(value) is not expected:
-            self.refuse(f"{JSON} should have {expected.__name__} under {key!r}, found {show(value)}")
-        return value
-
-    def names(self, key: str) -> tuple[str, ...]:
-        names = self.get(key, list)
-        if not all(type(name) is str for name in names) or len(set(names)) != len(names):
-            self.refuse(f"{key!r} should be a list of different strings")
-        return tuple(names)
-
-    def integers(self, key: str) -> list[int]:
-        numbers: list[int] = self.get(key, list)
-        if not all(type(number) is int and 1 <= number <= MOST_STATES for number in numbers):
-            self.refuse(f"{key!r} should be a list of whole numbers from 1 to {MOST_STATES}")
-        return numbers
+    def network(self, lexicon: Lexicon, states: int) -> CharacterNetwork | None:
+        if self.get("version", int) < FIRST_WITH_CHARACTERS or self.description.get("characters", {}) is None:
+            return None
+        sizes = self.get("characters", dict)
+        names = [each.name for each in fields(CharacterSizes)]
+        if sizes.keys() != {*names} or not all(type(n) is int and 1 <= n <= MOST_STATES for n in sizes.values()):
+            self.refuse(f"'characters' is {show(sizes)}: expected whole numbers for {', '.join(names)}")
+        if sizes["width"] % 2 == 0:
+            self.refuse(f"the 'width' of its 'characters' is {sizes['width']}: expected an odd number")
+        shapes = CharacterSizes(**sizes).shapes(len(lexicon.alphabet), states)
+        return CharacterNetwork(
+            **{name: self.floats(f"characters.{name}", math.prod(shape)).view(shape) for name, shape in shapes.items()}
+        )
 
     def rules(self, key: str, width: int, symbols: Symbols) -> list[list[int]]:
         rules: list[list[int]] = self.get(key, list)
@@ -372,55 +363,3 @@ class _Reader:
             with suppress(InputError):
                 return Binarisation(**options)
         self.refuse(f"'binarisation' is {show(options)}, which this version does not understand")
-
-    def floats(self, name: str, size: int) -> Float[Tensor, "{size}"]:
-        """A vector of `size` finite numbers, of the one floating-point type that all tensors of the model have."""
-        tensor = self.tensor(name)
-        if len(tensor) != size:
-            self.refuse(f"the tensor {name!r} has {len(tensor)} numbers, expected {show(size)}")
-        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != self.tensor("root").dtype:
-            self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected float32 or float64 for all tensors")
-        if not all(bool(part.isfinite().all()) for part in tensor.split(PART)):
-            self.refuse(f"the tensor {name!r} holds numbers that are not finite")
-        return tensor
-
-    def indices(self, name: str) -> Int64[Tensor, "_"]:
-        tensor = self.tensor(name)
-        if tensor.dtype != torch.int64:
-            self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected int64")
-        return tensor
-
-    def tensor(self, name: str) -> Tensor:
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            self.refuse(f"{TENSORS} lacks the tensor {name!r}")
-        if tensor.dim() != 1:
-            self.refuse(f"the tensor {name!r} has the shape {tuple(tensor.shape)}, expected a vector")
-        return tensor
-
-
-class _BinaryReader:
-    """The part of a model folder that holds the binary rules; in folders before format 5 under other names."""
-
-    def __init__(self, reader: _Reader, representation: str, about: dict[str, Any], former: bool = False) -> None:
-        self.reader, self.representation, self.about, self.former = reader, representation, about, former
-
-    def name(self, tensor: str) -> str:
-        if not self.former:
-            return f"binary.{tensor}"
-        return FORMER_TENSORS.get((self.representation, tensor), "binary")
-
-    def floats(self, name: str, size: int) -> Float[Tensor, "{size}"]:
-        return self.reader.floats(self.name(name), size)
-
-    def indices(self, name: str) -> Int64[Tensor, "_"]:
-        return self.reader.indices(self.name(name))
-
-    def size(self, name: str) -> int:
-        number = self.about.get(name)
-        if type(number) is not int or not 0 <= number <= MOST_STATES:
-            self.refuse(f"'{name}' of its binary rules is {show(number)}: expected a number from 0 to {MOST_STATES}")
-        return number
-
-    def refuse(self, reason: str) -> NoReturn:
-        self.reader.refuse(reason)

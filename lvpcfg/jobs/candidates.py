@@ -22,7 +22,8 @@ from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.pictures import draw_tradeoff
 from lvpcfg.evaluation.tradeoff import ALS, APR, COVER, EXACT, SVD, Row, plain, read_rows, write_rows
 from lvpcfg.files import read_bytes, write_text
-from lvpcfg.grammar.model import JSON, Model
+from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.reader import JSON
 from lvpcfg.jobs.compression import fitting
 from lvpcfg.jobs.options import ParserOptions, folders
 from lvpcfg.jobs.run import Run

@@ -50,6 +50,7 @@ def run(options: EvaluateOptions, run: "Run") -> None:
 def _parse(path: str, options: EvaluateOptions, parameters: "Parameters", run: "Run") -> "Scores":
     """Parses the words of the gold trees, raw or clean, without their tags."""
     from lvpcfg.evaluation.evalb import evaluate
+    from lvpcfg.evaluation.unknown import unknown_words
     from lvpcfg.jobs.parsing import parsing, report
     from lvpcfg.trees.brackets import read_trees, write_trees
     from lvpcfg.trees.normalise import normalise_all
@@ -60,6 +61,11 @@ def _parse(path: str, options: EvaluateOptions, parameters: "Parameters", run: "
         begin = time.perf_counter()
         trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
         report(parser, len(gold) / (time.perf_counter() - begin), run)
+        unknown = unknown_words(gold, trees, parser.lexicon, parameters)
+    run.result |= unknown
+    if unknown["unknown_words"]:
+        number, accuracy = unknown.values()
+        run.say(f"Words that the model has not seen: {number:,}, of which {accuracy:.2f} % have the right tag.")
     write_trees(trees, run.folder / "parses.mrg")
     run.say(f"The parses are in {run.folder / 'parses.mrg'}.")
     return evaluate(gold, trees, parameters)

@@ -30,7 +30,7 @@ class Workers:
 
     def __init__(self, pool: ProcessPoolExecutor, processes: int, parser: Parser) -> None:
         self.pool, self.processes, self.device, self.tokens = pool, processes, parser.device, parser.batch_tokens
-        self.counts = Counts()
+        self.counts, self.lexicon = Counts(), parser.lexicon
 
     def parse_sents(
         self, sents: Sequence[Sequence[str]], progress: bool = False, update: Callable[[int], object] | None = None

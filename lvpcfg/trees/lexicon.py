@@ -12,7 +12,7 @@ classes from fine to coarse; a word belongs to the finest that has enough of a s
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lvpcfg.trees.signatures import get_signature
+from lvpcfg.trees.spelling import CharacterNetwork, Spellings, Tokens, alphabet
 from lvpcfg.trees.treebank import Treebank
 
 RARE, RARE_WEIGHT, COMMON_WEIGHT, UNKNOWN_WEIGHT = 10, 0.5, 1e-4, 0.5
@@ -51,6 +52,21 @@ class Lexicon:
             for position, word in enumerate(sentence)
         ]
 
+    def tokens(self, sentences: Iterable[Sequence[str]]) -> Tokens:
+        """The words of all sentences, one after the other: their entries, and how they are spelt."""
+        entries: list[int] = []
+        number: list[int] = []
+        distinct: dict[tuple[str, bool], int] = {}
+        for sentence in sentences:
+            entries += self.encode(sentence)
+            number += [distinct.setdefault((word, place == 0), len(distinct)) for place, word in enumerate(sentence)]
+        return Tokens(torch.tensor(entries), torch.tensor(number), Spellings([*distinct], self.alphabet))
+
+    @cached_property
+    def alphabet(self) -> dict[str, int]:
+        """The characters of the known words."""
+        return alphabet(self.words)
+
     def unknown(self, word: str, first: bool) -> int:
         """The entry of `word` if it is unknown."""
         return next(
@@ -76,6 +92,8 @@ class LexicalTable:
     """Non-negative or signed numbers for every (entry, state): sparse rows, plus a multiple of one of a few full rows.
 
     table[entry, state] = values of the entry's row + weight[entry] * backoff[source[entry], state]
+
+    With a network, they are multiplied by what it says of the word's spelling.
     """
 
     row: Tensor  # [entries + 1]: where each entry's values begin
@@ -85,9 +103,15 @@ class LexicalTable:
     source: Tensor  # [entries]
     backoff: Tensor  # [sources, states]
     widest: int  # values in the longest row: known beforehand, so that a lookup waits for no device
+    network: CharacterNetwork | None = None
+
+    def values_of(self, tokens: Tokens) -> Tensor:
+        """[...] words -> [..., states]."""
+        values = self.lookup(tokens.entries)
+        return values if self.network is None else values * self.network.factors(tokens)
 
     def lookup(self, entries: Tensor) -> Tensor:
-        """[...] entries -> [..., states]."""
+        """[...] entries -> [..., states], whatever the spelling."""
         begin = self.row[entries].unsqueeze(-1)
         end = self.row[entries + 1].unsqueeze(-1)
         place = begin + torch.arange(self.widest, device=begin.device)  # [..., widest]
@@ -105,7 +129,10 @@ class LexicalTable:
         return replace(self, value=value, weight=weight, backoff=backoff)
 
     def fold(self, factor: Tensor, into: Tensor, states: int) -> "LexicalTable":
-        """Adds up columns: each, times its factor, goes into the column `into` of a table with so many states."""
+        """Adds up columns: each, times its factor, goes into the column `into` of a table with so many states.
+
+        The network stays behind: its factors belong to the columns as they were.
+        """
         factor = factor.to(self.value.dtype)
         entry = torch.repeat_interleave(self.row[1:] - self.row[:-1], output_size=len(self.value))
         pairs, pair = torch.unique(entry * states + into[self.state], return_inverse=True)
@@ -115,8 +142,23 @@ class LexicalTable:
         widest = int((row[1:] - row[:-1]).max())
         return LexicalTable(row, pairs % states, value, self.weight, self.source, backoff, widest)
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "LexicalTable":
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+        return replace(
+            self,
+            row=moved(self.row),
+            state=moved(self.state),
+            value=moved(self.value),
+            weight=moved(self.weight),
+            source=moved(self.source),
+            backoff=moved(self.backoff),
+            network=None if self.network is None else self.network.to(device, dtype),
+        )
+
     def column_sums(self) -> Tensor:
-        """[states]: the sum over all entries."""
+        """[states]: the sum over all entries, whatever the spelling."""
         weight = self.weight.new_zeros(len(self.backoff)).index_add(0, self.source, self.weight)
         return (weight @ self.backoff).index_add(0, self.state, self.value)
 
