@@ -12,7 +12,6 @@ from strategies import random_model
 from test_representations import EVERY, PLAIN, SENTENCES, make, rule_cp
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lvpcfg
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
@@ -399,9 +398,9 @@ def test_the_readmes_module_runs():
 
 def test_zeros_of_a_cp_form_have_derivatives_where_they_may_change():
     """A term that is zero for a symbol of a rule adds nothing to it, but could."""
-    model = lvpcfg.train(lvpcfg.corpus("dev")[:10], "em", states=2, iterations=2)
-    model = lvpcfg.compress(model, method="cover")
-    trees, layer = lvpcfg.corpus("dev")[:3], GrammarLayer(model, "values")
+    model = train(corpus("dev")[:10], "em", states=2, iterations=2)
+    model = compress(model, method="cover")
+    trees, layer = corpus("dev")[:3], GrammarLayer(model, "values")
     layer.log_weight(trees).sum().backward()
     slopes = layer.binary_u.grad * (layer.binary_u == 0)
     place = tuple(int(index) for index in (slopes == slopes.max()).nonzero()[0])

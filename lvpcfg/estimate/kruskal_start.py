@@ -93,6 +93,8 @@ def _usable(options: KruskalEMOptions, task: Task) -> tuple[Grammar, Model]:
             f"the rules of the model in {name} are tensors: expected a model in CP form, as job=compress and "
             "estimator=kruskal_em make it."
         )
+    if grammar.lexical.network is not None:
+        raise InputError(f"the model in {name} has a character lexicon, which EM does not learn: expected one without.")
     if grammar.signed:
         raise InputError(
             f"the model in {name} has negative parameters: expected a non-negative one, such as of "
