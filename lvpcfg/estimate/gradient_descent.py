@@ -130,7 +130,7 @@ class GradientDescent:
         if update == 0:
             self.total, self.words = 0.0, 0
         for group in self.optimiser.param_groups:
-            group["lr"] = self.options.learning_rate * min(1.0, (self.done + 1) / max(1, self.options.warm_up))
+            group["lr"] = self._learning_rate()
         batches = self.objective.batches
         numbers = torch.randperm(len(batches), generator=self._generator(epoch)).tolist()
         numbers = numbers if self.options.optimiser == LBFGS else numbers[update : update + 1]
@@ -150,6 +150,12 @@ class GradientDescent:
                 self._diverged("a parameter", step)
             self.total -= first[0]
             self.words += sum(batch.words for batch in some)
+
+    def _learning_rate(self) -> float:
+        """Rises while it warms up, and falls to 0 with the last update; L-BFGS has a line search instead."""
+        options = self.options
+        left = 1.0 if options.optimiser == LBFGS else 1 - self.done / len(self.steps)
+        return options.learning_rate * left * min(1.0, (self.done + 1) / max(1, options.warm_up))
 
     def _loss(self, batches: Sequence[Batch], step: Step) -> float:
         """Leaves the gradient of the mean over the sentences, and returns the sum of - log p."""

@@ -148,7 +148,8 @@ class TreeLikelihood:
         rows = rows[made.sentences.cpu()]
         trees = [batch[row] for row in rows]
         lexicon, options = self.module.model.lexicon, self.options
-        observed = self.module.observe(trees, options.prune if options.objective == CONDITIONAL else 0.0)
+        conditional = options.objective == CONDITIONAL
+        observed = self.module.observe(trees, *((options.prune, options.margin) if conditional else ()))
         unknown, once = torch.zeros_like(observed.entries), torch.zeros_like(observed.entries, dtype=torch.bool)
         for row, sentence in enumerate(observed.words):
             known = [lexicon.unknown(word, place == 0) for place, word in enumerate(sentence)]
