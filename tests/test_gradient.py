@@ -1,7 +1,9 @@
 """Training by gradient descent: the likelihoods it climbs, what it refuses, and going on from a checkpoint."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from lvpcfg.trees.brackets import write_trees
 from lvpcfg.trees.treebank import build_treebank
 
 TREES = [tree for tree in lvpcfg.corpus("train")[:60] if len(tree.leaves()) <= 14][:24]
-FAST = {"epochs": 2, "batch_tokens": 100}
+FAST = {"epochs": 2, "batch_tokens": 100, "margin": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +207,59 @@ def test_optimisers(folder, optimiser):
     assert likelihood(trained.model(), "conditional") > likelihood(lvpcfg.Model.load(folder), "conditional") + 1
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_line_search_of_lbfgs_never_goes_up(folder, decay):
+    trained = training(init=folder, optimiser="lbfgs", unknown=0.0, epochs=4, weight_decay=decay, clip=1e-3)
+    losses = []
+    for _ in trained.run():
+        away = sum(float(change.square().sum()) for _, change in trained._changes())
+        with torch.no_grad():
+            some = [trained.objective.log_likelihood(batch, torch.Generator()).sum() for batch in trained.objective.batches]
+        losses.append(-float(sum(some)) / len(TREES) + decay / 2 * away)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_the_learning_rate_rises_and_falls_to_zero(folder):
+    trained = training(init=folder, warm_up=2, learning_rate=0.1, epochs=1, batch_tokens=60)
+    rates = []
+    for _ in trained.run():
+        rates.append(trained.optimiser.param_groups[0]["lr"])
+    steps = len(rates)
+    assert steps > 3
+    assert rates[0] == pytest.approx(0.05)
+    assert rates[1:] == pytest.approx([0.1 * (steps - done) / steps for done in range(1, steps)])
+
+
+def test_gradients_are_clipped(folder):
+    for clip, most in ((1e-3, 1.001e-3), (0.0, float("inf"))):
+        trained = training(init=folder, clip=clip)
+        trained._update(trained.steps[0])
+        norm = torch.stack([parameter.grad.norm() for parameter in trained.module.parameters()]).norm()
+        assert 0 < float(norm) <= most
+    assert float(norm) > 1e-2
+
+
+def test_a_fresh_grammar_learns_its_states():
+    for objective in ("conditional", "joint"):
+        trained = training(states=2, objective=objective, unknown=0.0, epochs=4)
+        before = likelihood(trained.model(), objective)
+        for _ in trained.run():
+            pass
+        assert likelihood(trained.model(), objective) > before + 5
+
+
+@pytest.mark.parametrize("unaries", ["keep", "collapse"])
+def test_treebanks_without_unary_rules_or_short_sentences(unaries):
+    tree = Tree.fromstring("(S " + "(NP (DT the) (NN dog)) " * 11 + ")")
+    bank = build_treebank([tree] * 2, lvpcfg.Binarisation(unaries=unaries))
+    trained = gradient(GradientOptions(states=2, **FAST), Task(bank))
+    for _ in trained.run():
+        pass
+    assert "pruning_gap" not in trained.figures()
+    assert trained.figures()["conditional_log_likelihood_per_word"] <= 0
+
+
 def test_whole_charts_give_the_exact_likelihood(folder):
     trained = training(init=folder, prune=0.0, unknown=0.0, epochs=1, batch_tokens=10**6, weight_decay=0.0)
     assert next(trained.run()).title == "epoch 1"
@@ -291,6 +346,12 @@ def test_what_is_refused(folder, model, tmp_path):
         GradientOptions(objective="trees")
     with pytest.raises(InputError, match=r"estimator\.learning_rate is 0: expected"):
         GradientOptions(learning_rate=0)
+    with pytest.raises(InputError, match=r"sums over all trees know no margin"):
+        GradientOptions(prune=0.0)
+    lvpcfg.compress(model, method="als", rank=1, threshold=1.0).save(tmp_path / "signed")
+    for objective in ("conditional", "joint"):
+        with pytest.raises(InputError, match=r"signed' has negative parameters: expected one without, or"):
+            training(init=str(tmp_path / "signed"), objective=objective)
     with pytest.raises(InputError, match="is not a model folder"):
         training(init=str(tmp_path))
     otherwise = build_treebank(TREES, lvpcfg.Binarisation(vertical=2))
@@ -328,3 +389,27 @@ def test_trees_that_the_grammar_does_not_make_are_left_out_and_counted(folder):
     for _ in trained.run():
         pass
     assert trained.figures()["left_out"] == 1
+    assert trained.figures()["pruning_gap"] >= 0
+
+
+def test_trees_without_weight_are_left_out_though_their_rules_exist(model):
+    """Compressed models may hold zeros where a tree needs a number."""
+    lexical = model.grammar.lexical
+    zero = replace(lexical, value=lexical.value * 0, weight=lexical.weight * 0)
+    nothing = replace(model, grammar=replace(model.grammar, lexical=zero))
+    some = replace(lexical, value=lexical.value.clone(), weight=lexical.weight.clone())
+    entry = model.lexicon.encode([TREES[0].leaves()[-2]])[0]
+    some.value[some.row[entry] : some.row[entry + 1]] = 0
+    some.weight[entry] = 0
+    word = TREES[0].leaves()[-2]
+    expected = sum(word in tree.leaves() for tree in TREES)
+    with TemporaryDirectory() as folder:
+        replace(model, grammar=replace(model.grammar, lexical=some)).save(folder)
+        trained = training(init=folder)
+        for _ in trained.run():
+            pass
+        assert trained.figures()["left_out"] == expected
+    with TemporaryDirectory() as folder:
+        nothing.save(folder)
+        with pytest.raises(InputError, match=f"makes none of the {len(TREES)} trees"):
+            next(training(init=folder).run())

@@ -135,12 +135,15 @@ class GradientDescent:
         numbers = torch.randperm(len(batches), generator=self._generator(epoch)).tolist()
         numbers = numbers if self.options.optimiser == LBFGS else numbers[update : update + 1]
         some = [batch for number in numbers if (batch := batches[number]) is not None]
+        sentences = sum(batch.sentences for batch in some)
         first = []  # L-BFGS looks at several points; the first is where the parameters are now
 
         def loss() -> float:
+            """What `_loss` leaves the gradient of: the line search of L-BFGS compares the two."""
             value = self._loss(some, step)
             first.append(value)
-            return value
+            away = sum(float(change.double().square().sum()) for _, change in self._changes())
+            return value / sentences + self.options.weight_decay / 2 * away
 
         if some:
             self.optimiser.step(loss)
@@ -176,7 +179,8 @@ class GradientDescent:
             for parameter, change in self._changes():
                 assert parameter.grad is not None
                 parameter.grad.add_(change, alpha=self.options.weight_decay)
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.options.clip or torch.inf)
+        clip = 0 if self.options.optimiser == LBFGS else self.options.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip or torch.inf)
         if not bool(norm.isfinite()):
             self._diverged("the gradient", step)
         return total
