@@ -346,7 +346,9 @@ class _Structure:
     def phrases(self) -> Tensor:
         """[symbols]: whether a symbol is a label of the treebank above other nodes."""
         symbols = self.grammar.symbols
-        names = [not name.startswith(INTERMEDIATE) for name in symbols.interminals] + [False] * len(symbols.preterminals)
+        names = [not name.startswith(INTERMEDIATE) for name in symbols.interminals] + [False] * len(
+            symbols.preterminals
+        )
         return torch.tensor(names, device=self.grammar.root.device)
 
     @cached_property

@@ -214,7 +214,9 @@ def test_the_line_search_of_lbfgs_never_goes_up(folder, decay):
     for _ in trained.run():
         away = sum(float(change.square().sum()) for _, change in trained._changes())
         with torch.no_grad():
-            some = [trained.objective.log_likelihood(batch, torch.Generator()).sum() for batch in trained.objective.batches]
+            some = [
+                trained.objective.log_likelihood(batch, torch.Generator()).sum() for batch in trained.objective.batches
+            ]
         losses.append(-float(sum(some)) / len(TREES) + decay / 2 * away)
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.01
