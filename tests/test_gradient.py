@@ -1,12 +1,19 @@
 """Training by gradient descent: the likelihoods it climbs, what it refuses, and going on from a checkpoint."""
 
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 from nltk.tree import Tree
 from running import run
+from strategies import random_model
 
 import lvpcfg
 from lvpcfg.chart.forest.candidates import with_trees
+from lvpcfg.chart.forest.forest import Logarithmic, Scaled
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.gradient import GradientOptions, gradient
@@ -15,7 +22,7 @@ from lvpcfg.trees.brackets import write_trees
 from lvpcfg.trees.treebank import build_treebank
 
 TREES = [tree for tree in lvpcfg.corpus("train")[:60] if len(tree.leaves()) <= 14][:24]
-FAST = {"epochs": 2, "batch_tokens": 100}
+FAST = {"epochs": 2, "batch_tokens": 100, "margin": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +120,61 @@ def test_gradients_of_the_pruned_likelihood(model):
     assert slope == pytest.approx((values[0] - values[1]) / (2 * size), rel=1e-4)
 
 
+def every_tree(words):
+    """All trees that `random_model` has over some words, by the definition of its rules."""
+    binary = {"S": ("NA", "AA"), "A": ("VN", "NV")}
+
+    @cache
+    def tops(i, j):
+        """Trees over words i .. j - 1, by the label on top."""
+        found = {name: [Tree(name, [words[i]])] for name in "NV"} if j == i + 1 else {}
+        for k in range(i + 1, j):
+            for label, pairs in binary.items():
+                for left, right in pairs:
+                    for one, two in product(tops(i, k).get(left, ()), tops(k, j).get(right, ())):
+                        found.setdefault(label, []).append(Tree(label, [one, two]))
+        found["A"] = [*found.get("A", ()), *(Tree("A", [tree]) for tree in found.get("V", ()))]
+        found["S"] = [*found.get("S", ()), *(Tree("S", [tree]) for tree in found["A"])]
+        return found
+
+    return tops(0, len(words))["S"]
+
+
+def phrases(tree, start=0):
+    """(label, start, end) of each node above words and tags."""
+    if tree.height() == 2:
+        return set()
+    end = start + len(tree.leaves())
+    found = {(tree.label(), start, end)}
+    for child in tree:
+        found |= phrases(child, start)
+        start += len(child.leaves())
+    return found
+
+
+def test_the_margin_is_paid_for_every_phrase_that_the_observed_tree_lacks():
+    """Against the sum over all trees, one by one; in ordinary numbers and by log-sum-exp."""
+    layer = GrammarLayer(random_model(3), "values")
+    trees = every_tree(("dog", "barks", "dog"))
+    assert len(trees) == 6
+    with torch.no_grad():
+        weight = layer.log_weight(trees)
+        wrong = torch.tensor([[len(phrases(other) - phrases(tree)) for other in trees] for tree in trees])
+        expected = weight - torch.logsumexp(weight + 0.7 * wrong, 1)
+        observed = layer.observe(trees, 1e-300, margin=0.7)
+        torch.testing.assert_close(layer.log_prob(observed), expected)
+    rules = layer._structure.forest_rules
+    plan, leaf = observed.candidates.plan, torch.ones(len(observed.candidates.plan.forest.leaves), 4).double()
+    ordinary, logarithmic = Scaled(plan, rules.values, leaf), Logarithmic(plan, rules.values, leaf)
+    torch.testing.assert_close(ordinary.log_z, logarithmic.log_z)
+    some = torch.rand(len(trees), dtype=torch.float64)
+    (one, *_), (other, *_) = (solution.gradients(some)[0].rules for solution in (ordinary, logarithmic))
+    torch.testing.assert_close(rules.values * one, rules.values * other)
+    part, _ = plan.part(torch.tensor([2, 0]))
+    some = torch.cat([leaf, leaf])[: len(part.forest.leaves)]
+    torch.testing.assert_close(Scaled(part, rules.values, some).log_z, ordinary.log_z[[2, 0]])
+
+
 # Likelihoods
 
 
@@ -143,6 +205,61 @@ def test_optimisers(folder, optimiser):
     for _ in trained.run():
         pass
     assert likelihood(trained.model(), "conditional") > likelihood(lvpcfg.Model.load(folder), "conditional") + 1
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_line_search_of_lbfgs_never_goes_up(folder, decay):
+    trained = training(init=folder, optimiser="lbfgs", unknown=0.0, epochs=4, weight_decay=decay, clip=1e-3)
+    losses = []
+    for _ in trained.run():
+        away = sum(float(change.square().sum()) for _, change in trained._changes())
+        with torch.no_grad():
+            some = [
+                trained.objective.log_likelihood(batch, torch.Generator()).sum() for batch in trained.objective.batches
+            ]
+        losses.append(-float(sum(some)) / len(TREES) + decay / 2 * away)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_the_learning_rate_rises_and_falls_to_zero(folder):
+    trained = training(init=folder, warm_up=2, learning_rate=0.1, epochs=1, batch_tokens=60)
+    rates = []
+    for _ in trained.run():
+        rates.append(trained.optimiser.param_groups[0]["lr"])
+    steps = len(rates)
+    assert steps > 3
+    assert rates[0] == pytest.approx(0.05)
+    assert rates[1:] == pytest.approx([0.1 * (steps - done) / steps for done in range(1, steps)])
+
+
+def test_gradients_are_clipped(folder):
+    for clip, most in ((1e-3, 1.001e-3), (0.0, float("inf"))):
+        trained = training(init=folder, clip=clip)
+        trained._update(trained.steps[0])
+        norm = torch.stack([parameter.grad.norm() for parameter in trained.module.parameters()]).norm()
+        assert 0 < float(norm) <= most
+    assert float(norm) > 1e-2
+
+
+def test_a_fresh_grammar_learns_its_states():
+    for objective in ("conditional", "joint"):
+        trained = training(states=2, objective=objective, unknown=0.0, epochs=4)
+        before = likelihood(trained.model(), objective)
+        for _ in trained.run():
+            pass
+        assert likelihood(trained.model(), objective) > before + 5
+
+
+@pytest.mark.parametrize("unaries", ["keep", "collapse"])
+def test_treebanks_without_unary_rules_or_short_sentences(unaries):
+    tree = Tree.fromstring("(S " + "(NP (DT the) (NN dog)) " * 11 + ")")
+    bank = build_treebank([tree] * 2, lvpcfg.Binarisation(unaries=unaries))
+    trained = gradient(GradientOptions(states=2, **FAST), Task(bank))
+    for _ in trained.run():
+        pass
+    assert "pruning_gap" not in trained.figures()
+    assert trained.figures()["conditional_log_likelihood_per_word"] <= 0
 
 
 def test_whole_charts_give_the_exact_likelihood(folder):
@@ -239,6 +356,12 @@ def test_what_is_refused(folder, model, tmp_path):
         GradientOptions(objective="trees")
     with pytest.raises(InputError, match=r"estimator\.learning_rate is 0: expected"):
         GradientOptions(learning_rate=0)
+    with pytest.raises(InputError, match=r"sums over all trees know no margin"):
+        GradientOptions(prune=0.0)
+    lvpcfg.compress(model, method="als", rank=1, threshold=1.0).save(tmp_path / "signed")
+    for objective in ("conditional", "joint"):
+        with pytest.raises(InputError, match=r"signed' has negative parameters: expected one without, or"):
+            training(init=str(tmp_path / "signed"), objective=objective)
     with pytest.raises(InputError, match="is not a model folder"):
         training(init=str(tmp_path))
     otherwise = build_treebank(TREES, lvpcfg.Binarisation(vertical=2))
@@ -276,3 +399,27 @@ def test_trees_that_the_grammar_does_not_make_are_left_out_and_counted(folder):
     for _ in trained.run():
         pass
     assert trained.figures()["left_out"] == 1
+    assert trained.figures()["pruning_gap"] >= 0
+
+
+def test_trees_without_weight_are_left_out_though_their_rules_exist(model):
+    """Compressed models may hold zeros where a tree needs a number."""
+    lexical = model.grammar.lexical
+    zero = replace(lexical, value=lexical.value * 0, weight=lexical.weight * 0)
+    nothing = replace(model, grammar=replace(model.grammar, lexical=zero))
+    some = replace(lexical, value=lexical.value.clone(), weight=lexical.weight.clone())
+    entry = model.lexicon.encode([TREES[0].leaves()[-2]])[0]
+    some.value[some.row[entry] : some.row[entry + 1]] = 0
+    some.weight[entry] = 0
+    word = TREES[0].leaves()[-2]
+    expected = sum(word in tree.leaves() for tree in TREES)
+    with TemporaryDirectory() as folder:
+        replace(model, grammar=replace(model.grammar, lexical=some)).save(folder)
+        trained = training(init=folder)
+        for _ in trained.run():
+            pass
+        assert trained.figures()["left_out"] == expected
+    with TemporaryDirectory() as folder:
+        nothing.save(folder)
+        with pytest.raises(InputError, match=f"makes none of the {len(TREES)} trees"):
+            next(training(init=folder).run())

@@ -178,6 +178,18 @@ def test_word_scores_that_float32_cannot_hold_together():
         layer(word_scores=scores * 100)
 
 
+def test_logits_that_float32_cannot_hold_the_exponential_of():
+    layer = GrammarLayer(normalised(make("tensors")), LOGITS).float()
+    truth = layer(SENTENCES).partition.detach()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 100  # cancels in the quotient
+    found = layer(SENTENCES).partition
+    assert found.detach().tolist() == pytest.approx(truth.tolist(), rel=1e-3)
+    found.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_zeros_stay_zeros(name):
     model = make(name)
@@ -245,6 +257,9 @@ def test_what_torch_does_with_modules(name):
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.float32}
     assert torch.allclose(narrow(SENTENCES).partition, truth, rtol=1e-4)
     assert narrow.log_prob(TREES).tolist() == pytest.approx(layer.log_prob(TREES).tolist(), rel=1e-3, abs=1e-3)
+    if not name.endswith("signed"):  # pruned forests follow too
+        exact, near = (one.log_prob(one.observe(TREES, 1e-3, margin=0.5)) for one in (layer, narrow))
+        assert near.tolist() == pytest.approx(exact.tolist(), rel=1e-3, abs=1e-3)
     assert narrow.to_model().grammar.root.dtype == torch.float32
     assert torch.allclose(narrow.to(torch.float64)(SENTENCES).partition, truth, rtol=1e-4)
 

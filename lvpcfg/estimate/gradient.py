@@ -22,14 +22,15 @@ class GradientOptions(Options):
     objective: str = CONDITIONAL  # log p(tree | words), or "joint", log p(tree, words)
     parametrisation: str | None = None  # None: log-weights, or logits for the joint objective
     optimiser: str = ADAM
-    learning_rate: float = 0.05
+    learning_rate: float = 0.05  # falls to 0 over the updates of all epochs
     warm_up: int = 0  # updates over which the learning rate rises
     weight_decay: float = 3e-4  # towards the parameters of the start
     average: float = 0.9  # the model is a moving average of the parameters, which keeps this share at each update
     clip: float = 5.0  # the largest norm of a gradient; 0: any
-    epochs: int = 5
+    epochs: int = 3
     batch_tokens: int = 3000  # words of an update
     prune: float = 5e-5  # of the trees that an observed tree is compared with; 0: all trees
+    margin: float = 0.4  # by which an observed tree shall be preferred, for each phrase that another has and it lacks
     unknown: float = 0.5  # how often words that occur once are taken for unknown ones
 
     def __post_init__(self) -> None:
@@ -52,11 +53,16 @@ class GradientOptions(Options):
             )
         for name in ("states", "epochs", "batch_tokens"):
             check_number(self, name, least=1)
-        for name in ("noise", "warm_up", "weight_decay", "clip"):
+        for name in ("noise", "warm_up", "weight_decay", "clip", "margin"):
             check_number(self, name)
         for name in ("prune", "unknown", "average"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "learning_rate", least=1e-300)
+        if self.objective == CONDITIONAL and self.margin and not self.prune:
+            raise InputError(
+                f"estimator.prune is 0, and estimator.margin is {self.margin}: sums over all trees know no margin, "
+                "expected estimator.margin=0."
+            )
 
 
 @ESTIMATORS.register("gradient", GradientOptions)

@@ -130,17 +130,20 @@ class GradientDescent:
         if update == 0:
             self.total, self.words = 0.0, 0
         for group in self.optimiser.param_groups:
-            group["lr"] = self.options.learning_rate * min(1.0, (self.done + 1) / max(1, self.options.warm_up))
+            group["lr"] = self._learning_rate()
         batches = self.objective.batches
         numbers = torch.randperm(len(batches), generator=self._generator(epoch)).tolist()
         numbers = numbers if self.options.optimiser == LBFGS else numbers[update : update + 1]
         some = [batch for number in numbers if (batch := batches[number]) is not None]
+        sentences = sum(batch.sentences for batch in some)
         first = []  # L-BFGS looks at several points; the first is where the parameters are now
 
         def loss() -> float:
+            """What `_loss` leaves the gradient of: the line search of L-BFGS compares the two."""
             value = self._loss(some, step)
             first.append(value)
-            return value
+            away = sum(float(change.double().square().sum()) for _, change in self._changes())
+            return value / sentences + self.options.weight_decay / 2 * away
 
         if some:
             self.optimiser.step(loss)
@@ -150,6 +153,12 @@ class GradientDescent:
                 self._diverged("a parameter", step)
             self.total -= first[0]
             self.words += sum(batch.words for batch in some)
+
+    def _learning_rate(self) -> float:
+        """Rises while it warms up, and falls to 0 with the last update; L-BFGS has a line search instead."""
+        options = self.options
+        left = 1.0 if options.optimiser == LBFGS else 1 - self.done / len(self.steps)
+        return options.learning_rate * left * min(1.0, (self.done + 1) / max(1, options.warm_up))
 
     def _loss(self, batches: Sequence[Batch], step: Step) -> float:
         """Leaves the gradient of the mean over the sentences, and returns the sum of - log p."""
@@ -170,7 +179,8 @@ class GradientDescent:
             for parameter, change in self._changes():
                 assert parameter.grad is not None
                 parameter.grad.add_(change, alpha=self.options.weight_decay)
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.options.clip or torch.inf)
+        clip = 0 if self.options.optimiser == LBFGS else self.options.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip or torch.inf)
         if not bool(norm.isfinite()):
             self._diverged("the gradient", step)
         return total

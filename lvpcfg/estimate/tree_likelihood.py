@@ -22,7 +22,7 @@ from tqdm import tqdm
 from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Task
-from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, GradientOptions
+from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, VALUES, GradientOptions
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.reader import JSON
@@ -97,6 +97,11 @@ class TreeLikelihood:
                 f"the model in {show(options.init, 200)} has no symbol {show(min(missing))}, which the trees have: "
                 "expected one that was trained on such trees."
             )
+        if model.grammar.signed and options.parametrisation != VALUES:
+            raise InputError(
+                f"the model in {show(options.init, 200)} has negative parameters: expected one without, or "
+                f"estimator.objective={CONDITIONAL} with estimator.parametrisation={VALUES}."
+            )
         if model.coarse is None:
             model = replace(model, coarse=task.observed.coarse) if self._same_rules(model) else model
         digest = hashlib.sha256((Path(options.init) / JSON).read_bytes()).hexdigest()[:16]
@@ -143,25 +148,35 @@ class TreeLikelihood:
             for batch, (sentences, words) in zip(found, sizes.tolist(), strict=True)
         ]
 
+    @torch.no_grad()
+    def _made(self, observed: Observed) -> list[int]:
+        """The trees that the grammar gives weight to, by rules that it lists."""
+        if observed.forest is None:
+            return []
+        trees = observed.forest.sentences
+        return trees[self.module.log_weight(observed)[trees].isfinite()].tolist()
+
     def _here(self, batch: Sequence[Tree], occurrences: Counter[str]) -> TreesHere | None:
         """The share of this process, as far as the grammar makes it."""
         rows = torch.tensor(processes.share(range(len(batch))))
-        made = self.module.observe([batch[row] for row in rows]).forest if len(rows) else None
-        if made is None:
+        made = self._made(self.module.observe([batch[row] for row in rows])) if len(rows) else []
+        if not made:
             return None
-        rows = rows[made.sentences.cpu()]
+        rows = rows[torch.tensor(made)]
         trees = [batch[row] for row in rows]
         lexicon, options = self.module.model.lexicon, self.options
-        observed = self.module.observe(trees, options.prune if options.objective == CONDITIONAL else 0.0)
+        conditional = options.objective == CONDITIONAL
+        observed = self.module.observe(trees, *((options.prune, options.margin) if conditional else ()))
         entries = observed.tokens.entries
         unknown, once = torch.zeros_like(entries), torch.zeros_like(entries, dtype=torch.bool)
         for row, sentence in enumerate(observed.words):
             known = [lexicon.unknown(word, place == 0) for place, word in enumerate(sentence)]
             unknown[row, : len(known)] = torch.tensor(known)
             once[row, : len(known)] = torch.tensor([occurrences[word] == 1 for word in sentence])
-        with torch.no_grad():  # a tree may need a tag that no unknown word has
-            without = replace(observed, tokens=replace(observed.tokens, entries=torch.where(once, unknown, entries)))
-            possible = self.module.log_weight(without) > -torch.inf
+        # A tree may need a tag that no unknown word has.
+        without = replace(observed, tokens=replace(observed.tokens, entries=torch.where(once, unknown, entries)))
+        possible = torch.zeros_like(once[:, 0])
+        possible[self._made(without)] = True
         return TreesHere(rows, observed, unknown, once & possible.unsqueeze(1))
 
     def log_likelihood(self, batch: TreeBatch, generator: torch.Generator) -> Tensor:
@@ -177,17 +192,19 @@ class TreeLikelihood:
 
     def measure(self) -> dict[str, float]:
         """By how much pruning makes log p(tree | words) too high, in the mean over a few short sentences."""
-        if self.options.objective != CONDITIONAL or not self.options.prune:
+        if self.options.objective != CONDITIONAL or not self.options.prune or not self._sample:
             return {}
         with torch.no_grad():
             whole, pruned = (self.module.log_prob(some) for some in self._sample)
         return {"pruning_gap": float((pruned - whole).mean())}
 
     @cached_property
-    def _sample(self) -> tuple[Observed, Observed]:
+    def _sample(self) -> tuple[Observed, ...]:
         """Some trees, to compare with all trees of their sentences and with those that pruning leaves."""
-        trees = [debinarise(tree) for tree in self.task.treebank.to_trees() if len(tree.leaves()) <= SHORT]
-        return self.module.observe(trees[:SAMPLE]), self.module.observe(trees[:SAMPLE], self.options.prune)
+        trees = [debinarise(tree) for tree in self.task.treebank.to_trees() if len(tree.leaves()) <= SHORT][:SAMPLE]
+        made = self._made(self.module.observe(trees)) if trees else []
+        trees = [trees[tree] for tree in made]
+        return (self.module.observe(trees), self.module.observe(trees, self.options.prune)) if trees else ()
 
     def figures(self) -> dict[str, float]:
         states: dict[str, float] = {"states": int(self.module.model.grammar.states.sum())}

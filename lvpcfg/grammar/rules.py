@@ -128,6 +128,8 @@ class BinaryRules(ABC):
         tensors = {"rules": self.rules} | self.saved()
         if all(moved(tensor) is tensor for tensor in tensors.values()):
             return self
+        if moved(self.rules) is self.rules:  # another type alone
+            return self.with_tensors({name: moved(tensor) for name, tensor in self.tensors.items()}, zeros_stay=True)
         return replace(self, **dict[str, Any]({name: moved(tensor) for name, tensor in tensors.items()}))
 
     # Its tensors written out
