@@ -102,7 +102,7 @@ class GrammarLayer(nn.Module):
         network = grammar.lexical.network
         tensors = {} if network is None else network.tensors
         self.characters = nn.ParameterDict({name: tensor.detach().clone() for name, tensor in tensors.items()})
-        self._structure = _Structure(grammar)
+        self._structure = Structure(grammar)
         sums = grammar.unary_matrix().detach().sum(1)
         self.register_buffer("_most_unary", torch.where(sums < 1, sums.clamp_min(UNARY), sums), persistent=False)
 
@@ -136,7 +136,7 @@ class GrammarLayer(nn.Module):
             ),
         )
         if self.parametrisation == LOGITS:
-            return _normalised(grammar).to(dtype=self.root.dtype)
+            return normalised(grammar).to(dtype=self.root.dtype)
         if self.parametrisation == LOG_WEIGHTS and not grammar.closed:
             sums = grammar.unary_matrix().sum(1)
             factor = self._most_unary / torch.maximum(sums, self._most_unary)
@@ -180,8 +180,8 @@ class GrammarLayer(nn.Module):
         if not normal or len(normal) < len(trees):
             raise InputError("a grammar layer observes trees of a word or more.")
         words = [tree.leaves() for tree in normal]
-        tokens, _ = encoded(self.model.lexicon, words, self.root.device)
-        lengths = torch.tensor([len(sentence) for sentence in words], device=self.root.device)
+        tokens, _ = encoded(self.model.lexicon, words, self._device)
+        lengths = torch.tensor([len(sentence) for sentence in words], device=self._device)
         skeletons = [skeletal(self.model, tree) for tree in normal]
         rules = self._structure.forest_rules
         forest = ObservedTrees.of(skeletons, rules, self._structure.rule_numbers)
@@ -238,6 +238,10 @@ class GrammarLayer(nn.Module):
             log_z = log_z if words.constant is None else log_z + words.constant
         return torch.where(weight > -torch.inf, weight - log_z, -torch.inf)
 
+    @property
+    def _device(self) -> torch.device:
+        return self._structure.grammar.root.device
+
     def to_model(self) -> Model:
         """The model with the parameters as they are now; its coarse grammar stays what it was."""
         grammar = self.grammar()
@@ -271,7 +275,7 @@ class GrammarLayer(nn.Module):
         if sentences is not None:
             if lengths is not None:
                 raise InputError("sentences have their own lengths: `lengths` goes with word_scores.")
-            tokens, lengths = encoded(self.model.lexicon, sentences, self.root.device)
+            tokens, lengths = encoded(self.model.lexicon, sentences, self._device)
             return Words(grammar.lexical.values_of(tokens).transpose(0, 1), lengths)
         assert word_scores is not None
         states = len(grammar.root) - grammar.interminal_states
@@ -281,9 +285,9 @@ class GrammarLayer(nn.Module):
             raise InputError(
                 f"word_scores have the shape {tuple(word_scores.shape)}: expected [batch, length, {states}]."
             )
-        if word_scores.device != self.root.device:
+        if word_scores.device != self._device:
             raise InputError(
-                f"word_scores are on {word_scores.device} and the layer on {self.root.device}: expected one device."
+                f"word_scores are on {word_scores.device} and the layer on {self._device}: expected one device."
             )
         batch, length, _ = word_scores.shape
         lengths = checked_lengths(lengths, batch, length, word_scores.device)
@@ -291,6 +295,13 @@ class GrammarLayer(nn.Module):
             return Words(word_scores.transpose(0, 1), lengths)
         (leaf,), constant = exponentials(word_scores, lengths=lengths)
         return Words(leaf.transpose(0, 1), lengths, constant)
+
+    def log_likelihood(
+        self, entries: Int[Tensor, "batch length"], lengths: Int[Tensor, "batch"] | None = None
+    ) -> Float[Tensor, "batch"]:
+        """log Z of sentences that are given as entries of the lexicon: of a normalised grammar, log p(words)."""
+        grammar = self.grammar()
+        return self._trees(grammar, Words(grammar.lexical.lookup(entries).transpose(0, 1), lengths)).partition
 
     def _trees(self, grammar: Grammar, words: Words) -> TreeDistribution:
         """All trees over words."""
@@ -323,7 +334,7 @@ class GrammarLayer(nn.Module):
         return self._words(grammar, sentences, word_scores, observed.lengths.to(word_scores.device))
 
     def _log_weight(self, observed: Observed, grammar: Grammar, rules: FineRules, words: Words) -> Tensor:
-        weight = torch.full((len(observed.words),), -torch.inf, dtype=torch.float64, device=self.root.device)
+        weight = torch.full((len(observed.words),), -torch.inf, dtype=torch.float64, device=self._device)
         if observed.forest is not None:
             weight = weight.index_copy(0, observed.forest.sentences, observed.forest.log_weights(rules, words.leaf))
         # Forests are sure of what is impossible, but for trees with rules that are not listed, to which one CP form of
@@ -338,13 +349,13 @@ class GrammarLayer(nn.Module):
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Moves the structure along with the parameters."""
         super()._apply(fn, recurse)
-        known = self._structure.grammar.root
-        if self.root.device != known.device or self.root.dtype != known.dtype:
-            self._structure = _Structure(self._structure.grammar.to(self.root.device, self.root.dtype))
+        known, moved = self._structure.grammar.root, next(self.parameters())
+        if moved.device != known.device or moved.dtype != known.dtype:
+            self._structure = Structure(self._structure.grammar.to(moved.device, moved.dtype))
         return self
 
 
-class _Structure:
+class Structure:
     """What depends on the rules of a grammar alone, whatever its numbers."""
 
     def __init__(self, grammar: Grammar) -> None:
@@ -380,7 +391,7 @@ class _Structure:
         return self._pruning
 
 
-def _normalised(grammar: Grammar) -> Grammar:
+def normalised(grammar: Grammar) -> Grammar:
     """Every (a, h) rewrites to 1 in all; one that rewrites to nothing is left so."""
     sums, inner = grammar.row_sums(), grammar.interminal_states
     factor = torch.where(sums > 0, 1 / torch.where(sums > 0, sums, 1), 0)

@@ -31,7 +31,7 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.model import Model
-from lvpcfg.options import DECODERS, DTYPE_NAMES, PRODUCT, VITERBI
+from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, VITERBI
 from lvpcfg.trees.binarise import debinarise, unbinarised
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
@@ -75,7 +75,8 @@ class Counts:
 class Parser(ParserI):  # type: ignore[misc]
     """Parses sentences with a model, or with several: a product of grammars, trained on the same trees.
 
-    `decoder` is one of DECODERS, `device` where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
+    `decoder` is one of DECODERS (None: max-rule, or free-recall for grammars of one phrase symbol), `device`
+    where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
     `dtype` "float32" or "float64". Charts of models with a coarse grammar are pruned: rules at splits whose posterior
     by that grammar is below `prune` are dropped; 0 drops nothing. Batches have up to
     `batch_tokens` words, or less where charts are large.
@@ -84,13 +85,14 @@ class Parser(ParserI):  # type: ignore[misc]
     def __init__(
         self,
         model: Model | Sequence[Model],
-        decoder: str = PRODUCT,
+        decoder: str | None = None,
         device: str | torch.device | None = None,
         dtype: str = "float32",
         prune: float = THRESHOLD,
         batch_tokens: int = TOKENS,
     ) -> None:
-        expect("decoder", decoder, DECODERS)
+        if decoder is not None:
+            expect("decoder", decoder, DECODERS)
         expect("dtype", dtype, DTYPE_NAMES)
         if not isinstance(prune, int | float) or not 0 <= prune < 1:
             raise InputError(f"prune is {show(prune)}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
@@ -100,6 +102,7 @@ class Parser(ParserI):  # type: ignore[misc]
         self.models: list[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
         if not all(isinstance(each, Model) for each in self.models):
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
+        decoder = decoder or default_decoder(self.models)
         _check_product(self.models, decoder)
         self.model, self.decoder, self.prune = self.models[0], decoder, prune
         self.device = usable_device(device)
@@ -125,7 +128,7 @@ class Parser(ParserI):  # type: ignore[misc]
     @staticmethod
     def load(
         path: PathLike | Sequence[PathLike],
-        decoder: str = PRODUCT,
+        decoder: str | None = None,
         device: str | torch.device | None = None,
         dtype: str = "float32",
         prune: float = THRESHOLD,
@@ -456,6 +459,11 @@ class Parser(ParserI):  # type: ignore[misc]
 
 def _ratio(weight: float, total: float) -> float:
     return math.exp(min(0.0, weight - total)) if weight > -math.inf else 0.0
+
+
+def default_decoder(models: Sequence[Model]) -> str:
+    """Max-rule; and free recall, the most unlabelled spans, for grammars that tell no phrases apart."""
+    return FREE if models and len(models[0].grammar.symbols.interminals) == 1 else PRODUCT
 
 
 def _check_product(models: Sequence[Model], decoder: str) -> None:

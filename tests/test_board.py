@@ -37,7 +37,8 @@ def test_what_the_log_of_a_training_holds(trained):
     tmp_path, files, result = trained
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = log.Tags()
-    dev = {f"dev/{name}" for name in ("precision", "recall", "f1", "f1_all", "tagging_accuracy", "errors")}
+    scores = ("precision", "recall", "f1", "f1_all", "unlabelled_sentence_f1", "tagging_accuracy", "errors")
+    dev = {f"dev/{name}" for name in scores}
     every = {"log_likelihood_per_word", "states", "rules", "seconds_per_iteration", "memory_mb"}
     assert set(tags["scalars"]) == dev | every | {"best/f1", "best/log_likelihood_per_word"}
     assert [event.step for event in log.Scalars("states")] == list(range(1, 11))

@@ -26,6 +26,7 @@ def test_a_perfect_parse():
         "f1": 100,
         "f1_40": 100,
         "f1_all": 100,
+        "unlabelled_sentence_f1": 100,
         "tagging_accuracy": 100,
         "complete_match": 100,
         "sentences": 1,

@@ -1,14 +1,20 @@
-"""EM with m states for every symbol, from relative frequencies with noise (Matsuzaki et al. 2005)."""
+"""EM with m states for every symbol, from relative frequencies with noise (Matsuzaki et al. 2005).
+
+With `objective=sentence`, EM for a PCFG of its own symbols on sentences alone.
+"""
 
 from dataclasses import dataclass
 
-from lvpcfg.estimate.estimator import Estimator, Options, Task, check_number
+from lvpcfg.errors import expect
+from lvpcfg.estimate.estimator import Estimator, Task, check_number
+from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
 
 
 @dataclass
-class EMOptions(Options):
+class EMOptions(SentenceOptions):
     name: str = "em"
+    objective: str = "joint"  # log p(tree, words), or "sentence", log p(words)
     states: int = 16  # of every symbol
     iterations: int = 50
     noise: float = 0.1  # counts are multiplied by exp of a number up to this
@@ -16,6 +22,7 @@ class EMOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        expect("estimator.objective", self.objective, ("joint", SENTENCE))
         check_number(self, "states", least=1)
         check_number(self, "iterations", least=1)
         check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
@@ -25,6 +32,10 @@ class EMOptions(Options):
 @ESTIMATORS.register("em", EMOptions)
 def em(options: EMOptions, task: Task) -> Estimator:
     """One phase, before which every symbol gets its states."""
+    if options.objective == SENTENCE:
+        from lvpcfg.estimate.sentence_em import SentenceEM
+
+        return SentenceEM(options, task)
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
     from lvpcfg.estimate.states import Refinement
 

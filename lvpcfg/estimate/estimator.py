@@ -7,7 +7,7 @@ options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,12 +34,35 @@ class Options:
     def __post_init__(self) -> None:
         expect("estimator.name", self.name, (type(self).name,))
 
+    @property
+    def chosen_by(self) -> str:
+        """The figure on dev that the best model has the highest of."""
+        return "f1"
+
+    @property
+    def needs_trees(self) -> bool:
+        """Whether sentences without trees are not enough."""
+        return True
+
+    def prepared(self, trees: "Iterable[Any]") -> "list[Tree]":
+        """What is learned from, and looked at, of a treebank."""
+        return list(trees)
+
 
 def check_number(
-    options: Options, name: str, least: float = 0, most: float = math.inf, otherwise: str | None = None
+    options: Options,
+    name: str,
+    least: float = 0,
+    most: float = math.inf,
+    otherwise: str | None = None,
+    whole: bool | None = None,
 ) -> None:
-    """Refuses an option that is no number from `least` to `most`; where its default is no float, no whole number."""
-    value, whole = getattr(options, name), not isinstance(getattr(type(options), name), float)
+    """Refuses an option that is no number from `least` to `most`.
+
+    It is a whole number where its default is no float, unless `whole` says otherwise.
+    """
+    value = getattr(options, name)
+    whole = not isinstance(getattr(type(options), name), float) if whole is None else whole
     if type(value) is not int and (whole or type(value) is not float):
         raise InputError(f"estimator.{name} is {show(value)}: expected a {'whole ' if whole else ''}number.")
     if not value >= least:  # so that NaN is refused too
@@ -79,7 +102,13 @@ class Task:
         from lvpcfg.grammar.coarse import is_large
         from lvpcfg.grammar.model import Model
 
-        made = {
+        made = self.provenance(options, done) | provenance
+        coarse = self.observed.coarse if is_large(grammar) else None
+        return Model(grammar, self.observed.lexicon, self.treebank.binarisation, made, coarse)
+
+    def provenance(self, options: Options, done: int) -> dict[str, Any]:
+        """How a model was made that is there after so many steps."""
+        return {
             "estimator": options.name,
             "options": asdict(options),
             "seed": self.seed,
@@ -87,8 +116,6 @@ class Task:
             "words": int(self.treebank.lengths.sum()),
             "iterations": done,
         }
-        coarse = self.observed.coarse if is_large(grammar) else None
-        return Model(grammar, self.observed.lexicon, self.treebank.binarisation, made | provenance, coarse)
 
     @cached_property
     def observed(self) -> "Observed":

@@ -1,34 +1,56 @@
 """Gradient descent: the parameters of a grammar, in any representation, trained for the trees it should prefer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import Estimator, Options, Task, check_number
+from lvpcfg.estimate.estimator import Estimator, Task, check_number
+from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
 
-CONDITIONAL, JOINT = OBJECTIVES = ("conditional", "joint")
+CONDITIONAL, JOINT, _ = OBJECTIVES = ("conditional", "joint", SENTENCE)
 ADAM, ADAMW, LBFGS = OPTIMISERS = ("adam", "adamw", "lbfgs")
-LOGITS, LOG_WEIGHTS, VALUES = PARAMETRISATIONS = ("logits", "log-weights", "values")
+LOGITS, LOG_WEIGHTS, VALUES, NEURAL = PARAMETRISATIONS = ("logits", "log-weights", "values", "neural")
 WORDS, CHARACTERS = LEXICONS = ("words", "characters")
 
 
+@dataclass(frozen=True)
+class Descent:
+    """How to descend. What is best for trees is not what is best for sentences, so that these have two defaults."""
+
+    learning_rate: float  # falls to 0 over the updates of all epochs
+    momentum: float
+    weight_decay: float
+    average: float
+    clip: float
+    epochs: int
+    batch_tokens: int
+
+
+FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000)
+FOR_SENTENCES = Descent(1e-3, 0.75, 0.0, 0.0, 3.0, 10, 300)
+
+
 @dataclass
-class GradientOptions(Options):
+class GradientOptions(SentenceOptions):
     name: str = "gradient"
     init: str | None = None  # a model folder; None: a fresh grammar
     states: int = 4  # of every symbol of a fresh grammar
     noise: float = 0.1  # counts of a fresh grammar are multiplied by exp of a number up to this
     lexicon: str = WORDS  # that of the model, or "characters": times what a network says of how words are spelt
-    objective: str = CONDITIONAL  # log p(tree | words), or "joint", log p(tree, words)
-    parametrisation: str | None = None  # None: log-weights, or logits for the joint objective
+    objective: str = CONDITIONAL  # log p(tree | words); "joint", log p(tree, words); or "sentence", log p(words)
+    # None: log-weights; logits for the joint objective, and neural for sentences, or logits where there is a model
+    parametrisation: str | None = None
+    rank: int = 0  # of the rules of an induced grammar; 0: one tensor
+    dimension: int = 256  # of embeddings
     optimiser: str = ADAM
-    learning_rate: float = 0.05  # falls to 0 over the updates of all epochs
+    learning_rate: float | None = None  # this and what is None below: see FOR_TREES and FOR_SENTENCES
+    momentum: float | None = None  # the first beta of Adam
     warm_up: int = 0  # updates over which the learning rate rises
-    weight_decay: float = 3e-4  # towards the parameters of the start
-    average: float = 0.9  # the model is a moving average of the parameters, which keeps this share at each update
-    clip: float = 5.0  # the largest norm of a gradient; 0: any
-    epochs: int = 3
-    batch_tokens: int = 3000  # words of an update
+    weight_decay: float | None = None  # towards the parameters of the start
+    average: float | None = None  # the model is a moving average of the parameters: this share is kept at each update
+    clip: float | None = None  # the largest norm of a gradient; 0: any
+    epochs: int | None = None
+    batch_tokens: int | None = None  # words of an update
     prune: float = 5e-5  # of the trees that an observed tree is compared with; 0: all trees
     margin: float = 0.4  # by which an observed tree shall be preferred, for each phrase that another has and it lacks
     unknown: float = 0.5  # how often words that occur once are taken for unknown ones
@@ -37,37 +59,61 @@ class GradientOptions(Options):
         super().__post_init__()
         expect("estimator.objective", self.objective, OBJECTIVES)
         expect("estimator.optimiser", self.optimiser, OPTIMISERS)
-        if self.parametrisation is None:
-            self.parametrisation = LOG_WEIGHTS if self.objective == CONDITIONAL else LOGITS
-        expect("estimator.parametrisation", self.parametrisation, PARAMETRISATIONS)
-        if self.objective == JOINT and self.parametrisation != LOGITS:
-            raise InputError(
-                f"estimator.parametrisation is {self.parametrisation!r}: the joint objective needs parameters that "
-                f"are normalised, {LOGITS!r}; without that it has no maximum."
-            )
+        self._check_parametrisation()
         expect("estimator.lexicon", self.lexicon, LEXICONS)
-        if self.objective == JOINT and self.lexicon == CHARACTERS:
+        if self.objective != CONDITIONAL and self.lexicon == CHARACTERS:
             raise InputError(
                 f"estimator.lexicon is {CHARACTERS!r}, which scores words but is no distribution over them: expected "
                 f"estimator.objective={CONDITIONAL}."
             )
-        for name in ("states", "epochs", "batch_tokens"):
+        defaults = FOR_SENTENCES if self.objective == SENTENCE else FOR_TREES
+        for name, value in vars(defaults).items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        for name in ("states", "dimension", "epochs", "batch_tokens"):
             check_number(self, name, least=1)
-        for name in ("noise", "warm_up", "weight_decay", "clip", "margin"):
+        for name in ("noise", "warm_up", "rank", "margin"):
             check_number(self, name)
-        for name in ("prune", "unknown", "average"):
-            check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
-        check_number(self, "learning_rate", least=1e-300)
+        for name in ("weight_decay", "clip"):
+            check_number(self, name, whole=False)
+        for name in ("prune", "unknown", "average", "momentum"):
+            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        check_number(self, "learning_rate", least=1e-300, whole=False)
         if self.objective == CONDITIONAL and self.margin and not self.prune:
             raise InputError(
                 f"estimator.prune is 0, and estimator.margin is {self.margin}: sums over all trees know no margin, "
                 "expected estimator.margin=0."
             )
 
+    def _check_parametrisation(self) -> None:
+        if self.parametrisation is None:
+            of_sentences = NEURAL if self.init is None else LOGITS
+            defaults = {CONDITIONAL: LOG_WEIGHTS, JOINT: LOGITS, SENTENCE: of_sentences}
+            self.parametrisation = defaults[self.objective]
+        expect("estimator.parametrisation", self.parametrisation, PARAMETRISATIONS)
+        if self.parametrisation == NEURAL and (self.objective != SENTENCE or self.init is not None):
+            raise InputError(
+                "estimator.parametrisation is 'neural': networks stand for a fresh grammar of estimator.objective="
+                f"{SENTENCE}, without estimator.init."
+            )
+        if self.objective != CONDITIONAL and self.parametrisation not in (LOGITS, NEURAL):
+            either = f"{LOGITS!r} or {NEURAL!r}" if self.objective == SENTENCE else repr(LOGITS)
+            raise InputError(
+                f"estimator.parametrisation is {self.parametrisation!r}: the {self.objective} objective needs "
+                f"parameters that are normalised, {either}; without that it has no maximum."
+            )
+
+    @property
+    def descent(self) -> Descent:
+        return Descent(**{field.name: getattr(self, field.name) for field in fields(Descent)})
+
 
 @ESTIMATORS.register("gradient", GradientOptions)
 def gradient(options: GradientOptions, task: Task) -> Estimator:
     from lvpcfg.estimate.gradient_descent import GradientDescent
+    from lvpcfg.estimate.sentence_likelihood import SentenceLikelihood
     from lvpcfg.estimate.tree_likelihood import TreeLikelihood
 
-    return GradientDescent(options, task, TreeLikelihood(options, task))
+    of_sentences = options.objective == SENTENCE
+    objective = SentenceLikelihood(options, task) if of_sentences else TreeLikelihood(options, task)
+    return GradientDescent(options, task, objective)

@@ -48,6 +48,14 @@ class Objective(Protocol):
         """What the log-likelihood per word is called."""
 
     @property
+    def start(self) -> Step | None:
+        """The step that is named for the model before the first; None where that is not worth a look."""
+
+    @property
+    def at_start(self) -> dict[str, float]:
+        """What is measured of that model."""
+
+    @property
     def made_of(self) -> dict[str, Any]:
         """What a training that takes this one up must share with it."""
 
@@ -76,7 +84,8 @@ class GradientDescent:
     """Gradient descent at work. Between two updates, the parameters and what the optimiser keeps are all there is."""
 
     def __init__(self, options: GradientOptions, task: Task, objective: Objective) -> None:
-        self.options, self.seed, self.objective, self.module = options, task.seed, objective, objective.module
+        self.options, self.settings, self.seed = options, options.descent, task.seed
+        self.objective, self.module = objective, objective.module
         self.start_values, self.averages = (
             [parameter.detach().clone() for parameter in self.module.parameters()] for _ in range(2)
         )
@@ -88,14 +97,16 @@ class GradientDescent:
                 title=f"epoch {epoch}",
                 evaluate="always" if update == self.updates else "never",
             )
-            for epoch in range(1, options.epochs + 1)
+            for epoch in range(1, self.settings.epochs + 1)
             for update in range(1, self.updates + 1)
         ]
         self.done = 0
         self.total, self.words = 0.0, 0  # of this epoch so far
-        self.measured: dict[str, float] = {}  # after the last epoch
+        self.measured = dict(objective.at_start)  # after the last epoch
 
-    start = Step("start", "start", "always")
+    @property
+    def start(self) -> Step | None:
+        return self.objective.start
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -108,12 +119,12 @@ class GradientDescent:
     # Updates
 
     def _optimiser(self) -> torch.optim.Optimizer:
-        rate = self.options.learning_rate
+        rate = self.settings.learning_rate
         if self.options.optimiser == LBFGS:
             return torch.optim.LBFGS(
                 self.module.parameters(), rate, max_iter=1, history_size=HISTORY, line_search_fn="strong_wolfe"
             )
-        return torch.optim.Adam(self.module.parameters(), rate)
+        return torch.optim.Adam(self.module.parameters(), rate, betas=(self.settings.momentum, 0.999))
 
     def run(self) -> Iterator[Step]:
         while not self.finished:
@@ -143,7 +154,7 @@ class GradientDescent:
             value = self._loss(some, step)
             first.append(value)
             away = sum(float(change.double().square().sum()) for _, change in self._changes())
-            return value / sentences + self.options.weight_decay / 2 * away
+            return value / sentences + self.settings.weight_decay / 2 * away
 
         if some:
             self.optimiser.step(loss)
@@ -158,7 +169,7 @@ class GradientDescent:
         """Rises while it warms up, and falls to 0 with the last update; L-BFGS has a line search instead."""
         options = self.options
         left = 1.0 if options.optimiser == LBFGS else 1 - self.done / len(self.steps)
-        return options.learning_rate * left * min(1.0, (self.done + 1) / max(1, options.warm_up))
+        return self.settings.learning_rate * left * min(1.0, (self.done + 1) / max(1, options.warm_up))
 
     def _loss(self, batches: Sequence[Batch], step: Step) -> float:
         """Leaves the gradient of the mean over the sentences, and returns the sum of - log p."""
@@ -175,11 +186,11 @@ class GradientDescent:
         assert computed == sentences
         if not math.isfinite(total):
             self._diverged("the loss", step)
-        if self.options.optimiser != ADAMW:
+        if self.options.optimiser != ADAMW and self.settings.weight_decay:
             for parameter, change in self._changes():
                 assert parameter.grad is not None
-                parameter.grad.add_(change, alpha=self.options.weight_decay)
-        clip = 0 if self.options.optimiser == LBFGS else self.options.clip
+                parameter.grad.add_(change, alpha=self.settings.weight_decay)
+        clip = 0 if self.options.optimiser == LBFGS else self.settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip or torch.inf)
         if not bool(norm.isfinite()):
             self._diverged("the gradient", step)
@@ -200,14 +211,14 @@ class GradientDescent:
     def _decay(self) -> None:
         """AdamW: beside the gradient, not in it."""
         if self.options.optimiser == ADAMW:
-            rate = self.optimiser.param_groups[0]["lr"] * self.options.weight_decay
+            rate = self.optimiser.param_groups[0]["lr"] * self.settings.weight_decay
             with torch.no_grad():
                 for parameter, change in self._changes():
                     parameter.sub_(change, alpha=rate)
 
     @torch.no_grad()
     def _average(self) -> None:
-        kept = min(self.options.average, (1 + self.done) / (10 + self.done))  # less of it at first
+        kept = min(self.settings.average, (1 + self.done) / (10 + self.done))  # less of it at first
         for parameter, average in zip(self.module.parameters(), self.averages, strict=True):
             gone = torch.where(average.isfinite(), parameter - average, 0)
             average.add_(gone, alpha=1 - kept)
@@ -229,7 +240,7 @@ class GradientDescent:
     def _diverged(self, what: str, step: Step) -> NoReturn:
         raise InputError(
             f"{what} is no finite number any more at {step}: estimator.learning_rate="
-            f"{self.options.learning_rate} is too large. What was learned before is kept."
+            f"{self.settings.learning_rate} is too large. What was learned before is kept."
         )
 
     def _generator(self, number: int) -> torch.Generator:

@@ -1,6 +1,6 @@
 """From trees to a model in one call."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,18 +17,19 @@ from lvpcfg.trees.treebank import build_treebank
 
 
 def train(
-    trees: Iterable[Tree],
+    trees: Iterable[Tree | Sequence[str]],
     estimator: str = "count",
     binarisation: Binarisation = RIGHT,
     signature: str = "english",
     seed: int = 0,
     device: str = "cpu",
     progress: bool = False,
-    dev: Iterable[Tree] | None = None,
+    dev: Iterable[Tree | Sequence[str]] | None = None,
     **options: Any,
 ) -> Model:
     """Normalises and binarises `trees` and estimates a grammar from them.
 
+    Sentences, lists of words, may stand in place of trees where `objective="sentence"`.
     `options` are those of the estimator: `states=16` for "em", `cycles=4` for "split_merge" and so on. `dev` are for
     estimators that look at trees which they do not learn from.
     """
@@ -39,8 +40,10 @@ def train(
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
             raise InputError(f"the estimator {estimator} has no option {show(name)}: {has}.")
     settings = entry.options(**options)
-    treebank = build_treebank(trees, binarisation, progress)
-    task = Task(treebank, signature, seed, device, None if dev is None else normalise_all(dev))
+
+    treebank = build_treebank(settings.prepared(trees), binarisation, progress)
+    gold = None if dev is None else normalise_all(settings.prepared(dev))
+    task = Task(treebank, signature, seed, device, gold)
     training: Estimator = entry.run(settings, task)
     for _ in tqdm(
         training.run(), total=len(training.steps), desc="training", unit="iteration", disable=None if progress else True

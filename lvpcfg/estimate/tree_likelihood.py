@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lvpcfg import processes
 from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.estimator import Task
+from lvpcfg.estimate.estimator import Step, Task
 from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, VALUES, GradientOptions
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.model import Model
@@ -55,6 +55,8 @@ class TreesHere:
 
 class TreeLikelihood:
     """The trees of a treebank, joint with their words or given them."""
+
+    start, at_start = Step("start", "start", "always"), dict[str, float]()
 
     def __init__(self, options: GradientOptions, task: Task) -> None:
         self.options, self.task = options, task
@@ -120,7 +122,7 @@ class TreeLikelihood:
         batches: list[list[int]] = [[]]
         words = 0
         for tree in torch.randperm(len(lengths), generator=generator).tolist():
-            if batches[-1] and words + lengths[tree] > self.options.batch_tokens:
+            if batches[-1] and words + lengths[tree] > self.options.descent.batch_tokens:
                 batches.append([])
                 words = 0
             batches[-1].append(tree)
@@ -212,8 +214,7 @@ class TreeLikelihood:
 
     def model(self, done: int) -> Model:
         model = self.module.to_model()
-        made = self.task.model(self.options, done, model.grammar).provenance
-        return replace(model, provenance=made | {"start": model.provenance})
+        return replace(model, provenance=self.task.provenance(self.options, done) | {"start": model.provenance})
 
 
 def _with_network(model: Model, generator: torch.Generator) -> Model:

@@ -18,6 +18,7 @@ from itertools import accumulate
 from nltk.tree import Tree
 
 from lvpcfg.errors import InputError
+from lvpcfg.evaluation.unlabelled import unlabelled_sentence_f1
 from lvpcfg.trees.normalise import TRACE_TAG, WRAPPERS
 from lvpcfg.trees.walk import is_preterminal, require_tags
 
@@ -105,6 +106,7 @@ class Scores:
     all: Summary
     short: Summary  # sentences of up to `cutoff` words
     f1_all: float  # punctuation removed by the gold tags, no sentence dropped
+    unlabelled_sentence_f1: float
     cutoff: int
 
     def figures(self) -> dict[str, float]:
@@ -115,6 +117,7 @@ class Scores:
             "f1": self.all.f1,
             "f1_40": summarise([row for row in self.rows if row.length <= 40]).f1,
             "f1_all": self.f1_all,
+            "unlabelled_sentence_f1": self.unlabelled_sentence_f1,
             "tagging_accuracy": self.all.tagging_accuracy,
             "complete_match": self.all.complete_match,
             "sentences": self.all.sentences,
@@ -144,6 +147,7 @@ def score(gold: Sequence[Sentence], test: Sequence[Sentence], parameters: Parame
         all=summarise(rows),
         short=summarise([row for row in rows if row.length <= parameters.cutoff]),
         f1_all=_f1_all(pairs, rows, parameters),
+        unlabelled_sentence_f1=unlabelled_sentence_f1(pairs),
         cutoff=parameters.cutoff,
     )
 

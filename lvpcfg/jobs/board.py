@@ -16,7 +16,7 @@ from lvpcfg.jobs.run import peak_memory
 from lvpcfg.trees.binarisation import INTERMEDIATE
 from lvpcfg.trees.walk import words
 
-DEV = ("precision", "recall", "f1", "f1_all", "tagging_accuracy", "errors")
+DEV = ("precision", "recall", "f1", "f1_all", "unlabelled_sentence_f1", "tagging_accuracy", "errors")
 SAMPLES, LENGTH = 3, 10  # so many sentences, of about so many words, are drawn
 
 

@@ -90,7 +90,7 @@ def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Overrid
         elif override.is_add():
             yield f"{show(override.input_line)} adds an option that is there already: leave out the +."
         elif key != "job" and key not in GROUPS:
-            yield from _misfits(override, choices)
+            yield from _misfits(override, choices, overrides)
 
 
 def _unknown(key: str, job: str, known: list[str]) -> str:
@@ -121,16 +121,26 @@ def _fields(options: type, prefix: str = "") -> Iterator[str]:
                 yield from _fields(options_of(one), f"{name}.")
 
 
-def _misfits(override: Override, choices: dict[str, str]) -> Iterator[str]:
-    """Values that do not fit their option."""
+def _misfits(override: Override, choices: dict[str, str], overrides: list[Override]) -> Iterator[str]:
+    """Values that do not fit their option, be it alone or together with the other options."""
+    others = [str(other.input_line) for other in overrides if other is not override and not other.is_sweep_override()]
     groups = [f"{group}={name}" for group, name in choices.items() if group == "job" or group in GROUPS]
     for value in _lines(override):
         try:
             typed(compose("config", overrides=[*groups, value]), choices)
         except InputError as error:
-            yield str(error)
+            if not _fits([*others, value], choices):
+                yield str(error)
         except (HydraException, OmegaConfBaseException, AttributeError) as error:
             yield f"{show(value)} does not fit: {show(_first_line(error.__cause__ or error), 120)[1:-1]}."
+
+
+def _fits(overrides: list[str], choices: dict[str, str]) -> bool:
+    try:
+        typed(compose("config", overrides=overrides), choices)
+    except (InputError, HydraException, OmegaConfBaseException, AttributeError):
+        return False
+    return True
 
 
 def _lines(override: Override) -> Iterator[str]:

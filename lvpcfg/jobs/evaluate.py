@@ -19,6 +19,7 @@ class EvaluateOptions(ParserOptions):
     test: str | None
     model: Any  # a folder, or a list of folders
     parameters: str | None
+    punctuation: bool
     processes: int
 
     def __post_init__(self) -> None:
@@ -54,9 +55,12 @@ def _parse(path: str, options: EvaluateOptions, parameters: "Parameters", run: "
     from lvpcfg.jobs.parsing import parsing, report
     from lvpcfg.trees.brackets import read_trees, write_trees
     from lvpcfg.trees.normalise import normalise_all
+    from lvpcfg.trees.sentences import without_punctuation
     from lvpcfg.trees.walk import words
 
     gold = normalise_all(read_trees(path))
+    if not options.punctuation:
+        gold = [kept for tree in gold if (kept := without_punctuation(tree)) is not None]
     with parsing(options.model, options, options.processes, "evaluate") as parser:
         begin = time.perf_counter()
         trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
@@ -82,4 +86,5 @@ def show_scores(scores: "Scores", run: "Run", title: str) -> None:
         values = [f"{getattr(summary, name):.2f}" for summary in (scores.all, scores.short)]
         rows.append([name.replace("_", " ").replace("f1", "F1"), *values])
     rows.append(["F1, no sentence dropped", f"{scores.f1_all:.2f}", ""])
+    rows.append(["unlabelled sentence-F1", f"{scores.unlabelled_sentence_f1:.2f}", ""])
     run.table(title, ["", "all", short], rows)

@@ -65,7 +65,7 @@ def _import_libraries() -> None:
 
 
 def _run(options: DictConfig) -> float | None:
-    """Runs one job in its folder; returns the F1 it reports, or else the log-likelihood, for sweepers."""
+    """Runs one job in its folder; returns what models are chosen by, or else the log-likelihood, for sweepers."""
     import torch
 
     from lvpcfg.jobs.run import Run, Terminal
@@ -97,7 +97,8 @@ def _run(options: DictConfig) -> float | None:
         if not is_out_of_memory(error):
             raise  # a mistake of ours
         sys.exit("lvpcfg: there is not enough memory: a grammar with fewer states, or shorter sentences, need less.")
-    return run.result.get("f1", run.result.get("log_likelihood_per_word"))
+    chosen_by = settings.estimator.chosen_by if hasattr(settings, "estimator") else "f1"
+    return run.result.get(chosen_by, run.result.get("log_likelihood_per_word"))
 
 
 def _command() -> str:

@@ -20,14 +20,15 @@ class DeviceOptions:
 
 @dataclass(kw_only=True)
 class ParserOptions(DeviceOptions):
-    decoder: str
+    decoder: str | None
     dtype: str
     prune: float
     batch_tokens: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect("decoder", self.decoder, DECODERS)
+        if self.decoder is not None:
+            expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, DTYPE_NAMES)
         if not 0 <= self.prune < 1:
             raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")

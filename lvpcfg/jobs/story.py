@@ -27,7 +27,7 @@ from lvpcfg.trees.walk import preorder, tagged_words, words
 TRAINING: dict[str, Any] = {  # as job=train would be told
     "data": DataOptions(train=None, dev=None, on_error="raise"),
     "estimator": SplitMergeOptions(cycles=3, split_iterations=20, merge_iterations=10, smooth_iterations=5),
-    **{"restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "resume": False},
+    **{"restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "patience": 0, "resume": False},
 }
 RANK, THRESHOLDS, SENTENCES = 4, (1e-4, 1e-2), 100  # of the rules that are compressed, and parsed with them
 
@@ -43,7 +43,7 @@ def run(options: DemoOptions, run: Run) -> None:
     begin = time.perf_counter()
     trees = parser.parse_sents([words(tree) for tree in gold], progress=True)
     parsing.report(parser, len(gold) / (time.perf_counter() - begin), run)
-    show_scores(evaluate(gold, trees), run, f"Scores on dev, decoder {options.decoder}")
+    show_scores(evaluate(gold, trees), run, f"Scores on dev, decoder {parser.decoder}")
     _show_tradeoff(options, gold, run)
     _show_trees(gold, trees, model, run)
 

@@ -7,7 +7,7 @@ With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lvpcfg.errors import InputError, expect
+from lvpcfg.errors import InputError, expect, show
 from lvpcfg.jobs.options import TreebankOptions, expect_positive
 from lvpcfg.registry import JOBS
 
@@ -38,8 +38,19 @@ class TrainOptions(TreebankOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_positive(self, "restarts", "evaluate_every", "checkpoint_every")
+        for path in (self.data.train, self.data.dev):
+            if path is not None and is_text(path) and self.estimator.needs_trees:
+                raise InputError(
+                    f"{show(path, 200)} is text, and this estimator learns from trees: expected a treebank, or "
+                    "estimator.objective=sentence, which only the estimators em and gradient have."
+                )
         if self.patience < 0:
             raise InputError(f"patience is {self.patience}: expected a number of looks at dev, or 0 for no end.")
+
+
+def is_text(path: str) -> bool:
+    """Whether a file holds a tokenised sentence a line, not trees."""
+    return path.endswith((".txt", ".txt.gz"))
 
 
 @JOBS.register("train", TrainOptions)

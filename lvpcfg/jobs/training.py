@@ -18,13 +18,15 @@ from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Estimator, Step, Task
 from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.grammar.model import Model
+from lvpcfg.jobs.parsing import read_lines, words_of
 from lvpcfg.jobs.run import Run
-from lvpcfg.jobs.train import TrainOptions
+from lvpcfg.jobs.train import TrainOptions, is_text
 from lvpcfg.parser import Parser, usable_device
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all
+from lvpcfg.trees.sentences import flat
 from lvpcfg.trees.treebank import Treebank, build_treebank
 from lvpcfg.trees.walk import words
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from lvpcfg.jobs.board import Board
 
 MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
+OF_TREES = {"precision": "P", "recall": "R", "f1": "F1", "errors": "dropped", "f1_all": "F1 all"}  # scores in tables
+OF_SENTENCES = {"dev_perplexity": "perplexity", "unlabelled_sentence_f1": "sentence\nF1"}
 Record = dict[str, float]  # the figures of a model: after how many steps, states, scores on dev and so on
 
 
@@ -82,6 +86,8 @@ def _suffix(config: TrainOptions, restart: int) -> str:
 
 
 def _read(path: str, config: TrainOptions, run: Run) -> list[Tree]:
+    if is_text(path):
+        return [flat(found) for line in read_lines(path) if (found := words_of(line))]
     if config.data.on_error == "raise":
         return read_trees(path)
     errors: list[InputError] = []
@@ -100,10 +106,10 @@ def estimate(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run
 
 
 def train(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -> "list[Training]":
-    treebank = build_treebank(trees, config.binarisation.scheme(), progress=True)
+    treebank = build_treebank(config.estimator.prepared(trees), config.binarisation.scheme(), progress=True)
     if len(treebank) < processes.number():
         raise InputError(f"there are {len(treebank)} trees for {processes.number()} processes: start fewer.")
-    gold = normalise_all(gold)
+    gold = normalise_all(config.estimator.prepared(gold))
     trainings: list[Training] = []
     for restart in range(config.restarts):
         training = Training(treebank, gold, config, run, restart, trainings)
@@ -176,14 +182,19 @@ class Training:
         """What the best model depends on beside the training itself."""
         text = "\n".join(map(format_tree, self.gold))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return {"data.dev": digest, "decoder": self.config.decoder, "prune": str(self.config.prune)}
+        return {"data.dev": digest, "decoder": str(self.config.decoder), "prune": str(self.config.prune)}
 
     @property
     def best(self) -> Record:
-        return max(self.records, key=lambda record: record["f1"]) if self.gold else self.records[-1]
+        return max(self.records, key=lambda record: record[self.chosen_by]) if self.gold else self.records[-1]
 
     def score(self) -> float:
-        return self.best["f1" if self.gold else self.objective]
+        return self.best[self.chosen_by if self.gold else self.objective]
+
+    @property
+    def chosen_by(self) -> str:
+        chosen_by: str = self.config.estimator.chosen_by
+        return chosen_by
 
     @property
     def objective(self) -> str:
@@ -253,7 +264,7 @@ class Training:
         options = {name: settings[name] for name in MATTER}
         folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
         step = self.estimator.done + 1 if self.records else 0
-        board = Board(folder, step, self.run.config, options, best=("f1", self.objective))
+        board = Board(folder, step, self.run.config, options, best=(self.chosen_by, self.objective))
         try:
             yield board
         finally:
@@ -323,8 +334,12 @@ class Training:
     def _line(self, record: Record) -> str:
         text = f"{self._title(record)}: " + ", ".join(_said(name, record[name]) for name in self.estimator.shown)
         if self.gold:
-            text += f", dev F1 {record['f1']:.2f}"
-            if record["errors"]:
+            if self.chosen_by == "f1":
+                text += f", dev F1 {record['f1']:.2f}"
+            else:
+                text += f", dev perplexity {record['dev_perplexity']:.1f}"
+                text += f", unlabelled sentence-F1 {record['unlabelled_sentence_f1']:.2f}"
+            if self.chosen_by == "f1" and record["errors"]:
                 text += f" (EVALB drops {record['errors']} of {record['sentences']}; {record['f1_all']:.2f} with all)"
         return text + (", the best so far" if record is self.best else "")
 
@@ -336,7 +351,7 @@ class Training:
     def show(self) -> None:
         """All records, as a table."""
         shown = self.estimator.shown
-        scores = {"precision": "P", "recall": "R", "f1": "F1", "errors": "dropped", "f1_all": "F1 all"}
+        scores = OF_TREES if self.chosen_by == "f1" else OF_SENTENCES
         rows, before = [], 0.0
         for record in self.records:
             row = [self._title(record) + " *" * (record is self.best), *(_number(record[name]) for name in shown)]

@@ -179,13 +179,13 @@ def build_lexicon(treebank: Treebank, signature: str = "english") -> tuple[Lexic
     known = Lexicon(treebank.words, (), signature)
     numbers, firsts = treebank.lexical_rules[treebank.rule[node], 1].tolist(), (treebank.start[node] == 0).tolist()
     sample = [(treebank.words[number], first) for number, first in zip(numbers, firsts, strict=True)]
-    classes = _classes([known.classes_of(word, first) for word, first in sample])
+    classes = frequent_classes([known.classes_of(word, first) for word, first in sample])
     lexicon = Lexicon(treebank.words, tuple(sorted(classes)), signature)
     entry = [lexicon.unknown(word, first) for word, first in sample]
     return lexicon, UnseenSample(node, torch.tensor(entry, dtype=torch.int64))
 
 
-def _classes(sample: list[Sequence[str]]) -> set[str]:
+def frequent_classes(sample: list[Sequence[str]]) -> set[str]:
     """The classes to have, given those of each word of the sample, finest first.
 
     From the finest on, those with enough words; words that are in none of them try the next coarser. The coarsest are

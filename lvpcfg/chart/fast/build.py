@@ -43,7 +43,8 @@ def _(binary: RuleTensors, grammar: Grammar, fixed: bool) -> TensorForm:
 @form_of.register
 def _(binary: WholeCP, grammar: Grammar, fixed: bool) -> CPForm:
     source = replace(grammar, binary=binary.of_rules(binary.rules))
-    return cp_form(grammar.root, binary.u, binary.v, binary.w, source, sort_terms=fixed)
+    built = cp_form(grammar.root, binary.u, binary.v, binary.w, source, sort_terms=fixed)
+    return built if len(binary.rules) else replace(built, source=None)  # there are none to score
 
 
 def tensor_form(grammar: Grammar) -> TensorForm:
