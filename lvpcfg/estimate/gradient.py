@@ -30,7 +30,6 @@ class GradientOptions(Options):
     epochs: int = 3
     batch_tokens: int = 3000  # words of an update
     prune: float = 5e-5  # of the trees that an observed tree is compared with; 0: all trees
-    margin: float = 0.4  # by which an observed tree shall be preferred, for each phrase that another has and it lacks
     unknown: float = 0.5  # how often words that occur once are taken for unknown ones
 
     def __post_init__(self) -> None:
@@ -53,16 +52,11 @@ class GradientOptions(Options):
             )
         for name in ("states", "epochs", "batch_tokens"):
             check_number(self, name, least=1)
-        for name in ("noise", "warm_up", "weight_decay", "clip", "margin"):
+        for name in ("noise", "warm_up", "weight_decay", "clip"):
             check_number(self, name)
         for name in ("prune", "unknown", "average"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "learning_rate", least=1e-300)
-        if self.objective == CONDITIONAL and self.margin and not self.prune:
-            raise InputError(
-                f"estimator.prune is 0, and estimator.margin is {self.margin}: sums over all trees know no margin, "
-                "expected estimator.margin=0."
-            )
 
 
 @ESTIMATORS.register("gradient", GradientOptions)
