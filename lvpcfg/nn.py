@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lvpcfg.chart.derivations import Skeletal
 from lvpcfg.chart.fast.build import form, with_parameters
-from lvpcfg.chart.forest.candidates import with_trees, wrong_phrases
+from lvpcfg.chart.forest.candidates import with_trees
 from lvpcfg.chart.forest.observed import ForestOverWords, ObservedTrees, RuleNumbers
 from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.chart.forest.pruning import Pruning
@@ -37,7 +37,6 @@ from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
-from lvpcfg.trees.binarisation import INTERMEDIATE
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.spelling import Tokens
@@ -128,11 +127,7 @@ class GrammarLayer(nn.Module):
                 dict(zip(old.binary.tensors, tensors, strict=True)), zeros_stay=self.parametrisation != VALUES
             ),
             lexical=replace(
-                old.lexical,
-                value=words,
-                weight=old.lexical.weight.to(words.dtype),
-                backoff=unknown,
-                network=network,
+                old.lexical, value=words, weight=old.lexical.weight.to(words.dtype), backoff=unknown, network=network
             ),
         )
         if self.parametrisation == LOGITS:
@@ -164,15 +159,12 @@ class GrammarLayer(nn.Module):
         grammar = self.grammar()
         return self._trees(grammar, self._words(grammar, sentences, word_scores, lengths))
 
-    def observe(self, trees: Sequence[Tree], prune: float = 0.0, margin: float = 0.0) -> Observed:
+    def observe(self, trees: Sequence[Tree], prune: float = 0.0) -> Observed:
         """Treebank trees prepared for any number of calls of `log_weight` and `log_prob`.
 
         With `prune`, `log_prob` compares a tree with what is left of its sentence when rules at splits whose posterior
         by the model's coarse grammar is below `prune` are dropped; the tree itself is always left. The result is then
         an upper bound. They stay on the device where the layer is now.
-
-        With `margin` as well, the weight of another tree grows by exp(margin) for each phrase that the observed tree
-        lacks (softmax-margin, Gimpel & Smith 2010): what is trained by it prefers the observed tree by that much.
         """
         if isinstance(trees, Tree) or not all(isinstance(tree, Tree) for tree in trees):
             raise InputError(f"a grammar layer observes a list of trees: found {show(trees)}.")
@@ -185,25 +177,22 @@ class GrammarLayer(nn.Module):
         skeletons = [skeletal(self.model, tree) for tree in normal]
         rules = self._structure.forest_rules
         forest = ObservedTrees.of(skeletons, rules, self._structure.rule_numbers)
-        candidates = self._candidates(tokens, lengths, forest, prune, margin) if prune > 0 else None
+        candidates = self._candidates(tokens, lengths, forest, prune) if prune > 0 else None
         return Observed(words, tokens, lengths, skeletons, forest, candidates)
 
     @torch.no_grad()
     def _candidates(
-        self, tokens: Tokens, lengths: Tensor, trees: ObservedTrees | None, prune: float, margin: float
+        self, tokens: Tokens, lengths: Tensor, trees: ObservedTrees | None, prune: float
     ) -> ForestOverWords:
         """What pruning by the model leaves, and the trees."""
         pruning, coarse = self._structure.pruning(self.model)
         flat = tokens[torch.arange(tokens.entries.shape[1], device=lengths.device) < lengths.unsqueeze(1)]
         words, coarse_words = self._structure.grammar.lexical.values_of(flat), coarse.values_of(flat)
         forest, nodes = pruning.forest(words, coarse_words, lengths, prune)
-        rules, weight = self._structure.forest_rules, None
+        rules = self._structure.forest_rules
         if trees is not None:
             forest, nodes = with_trees(forest, nodes, trees.forest, trees.nodes, trees.sentences, len(rules.sizes))
-            if margin:
-                wrong = wrong_phrases(forest, nodes, trees.nodes, self._structure.phrases)
-                weight = torch.exp(margin * wrong.to(words.dtype))
-        return ForestOverWords.of(forest, nodes, rules, weight)
+        return ForestOverWords.of(forest, nodes, rules)
 
     def log_weight(
         self,
@@ -368,15 +357,6 @@ class Structure:
     @cached_property
     def forest_rules(self) -> FineRules:
         return FineRules(self.grammar)
-
-    @cached_property
-    def phrases(self) -> Tensor:
-        """[symbols]: whether a symbol is a label of the treebank above other nodes."""
-        symbols = self.grammar.symbols
-        names = [not name.startswith(INTERMEDIATE) for name in symbols.interminals] + [False] * len(
-            symbols.preterminals
-        )
-        return torch.tensor(names, device=self.grammar.root.device)
 
     @cached_property
     def rule_numbers(self) -> RuleNumbers:

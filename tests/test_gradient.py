@@ -1,19 +1,15 @@
 """Training by gradient descent: the likelihoods it climbs, what it refuses, and going on from a checkpoint."""
 
 from dataclasses import replace
-from functools import cache
-from itertools import product
 from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from nltk.tree import Tree
 from running import run
-from strategies import random_model
 
 import lvpcfg
 from lvpcfg.chart.forest.candidates import with_trees
-from lvpcfg.chart.forest.forest import Logarithmic, Scaled
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.gradient import GradientOptions, gradient
@@ -22,7 +18,7 @@ from lvpcfg.trees.brackets import write_trees
 from lvpcfg.trees.treebank import build_treebank
 
 TREES = [tree for tree in lvpcfg.corpus("train")[:60] if len(tree.leaves()) <= 14][:24]
-FAST = {"epochs": 2, "batch_tokens": 100, "margin": 0.0}
+FAST = {"epochs": 2, "batch_tokens": 100}
 
 
 @pytest.fixture(scope="module")
@@ -118,61 +114,6 @@ def test_gradients_of_the_pruned_likelihood(model):
                 p.add_(torch.nan_to_num(direction[name]), alpha=sign * size)
             values.append(float(layer.log_prob(observed).sum()))
     assert slope == pytest.approx((values[0] - values[1]) / (2 * size), rel=1e-4)
-
-
-def every_tree(words):
-    """All trees that `random_model` has over some words, by the definition of its rules."""
-    binary = {"S": ("NA", "AA"), "A": ("VN", "NV")}
-
-    @cache
-    def tops(i, j):
-        """Trees over words i .. j - 1, by the label on top."""
-        found = {name: [Tree(name, [words[i]])] for name in "NV"} if j == i + 1 else {}
-        for k in range(i + 1, j):
-            for label, pairs in binary.items():
-                for left, right in pairs:
-                    for one, two in product(tops(i, k).get(left, ()), tops(k, j).get(right, ())):
-                        found.setdefault(label, []).append(Tree(label, [one, two]))
-        found["A"] = [*found.get("A", ()), *(Tree("A", [tree]) for tree in found.get("V", ()))]
-        found["S"] = [*found.get("S", ()), *(Tree("S", [tree]) for tree in found["A"])]
-        return found
-
-    return tops(0, len(words))["S"]
-
-
-def phrases(tree, start=0):
-    """(label, start, end) of each node above words and tags."""
-    if tree.height() == 2:
-        return set()
-    end = start + len(tree.leaves())
-    found = {(tree.label(), start, end)}
-    for child in tree:
-        found |= phrases(child, start)
-        start += len(child.leaves())
-    return found
-
-
-def test_the_margin_is_paid_for_every_phrase_that_the_observed_tree_lacks():
-    """Against the sum over all trees, one by one; in ordinary numbers and by log-sum-exp."""
-    layer = GrammarLayer(random_model(3), "values")
-    trees = every_tree(("dog", "barks", "dog"))
-    assert len(trees) == 6
-    with torch.no_grad():
-        weight = layer.log_weight(trees)
-        wrong = torch.tensor([[len(phrases(other) - phrases(tree)) for other in trees] for tree in trees])
-        expected = weight - torch.logsumexp(weight + 0.7 * wrong, 1)
-        observed = layer.observe(trees, 1e-300, margin=0.7)
-        torch.testing.assert_close(layer.log_prob(observed), expected)
-    rules = layer._structure.forest_rules
-    plan, leaf = observed.candidates.plan, torch.ones(len(observed.candidates.plan.forest.leaves), 4).double()
-    ordinary, logarithmic = Scaled(plan, rules.values, leaf), Logarithmic(plan, rules.values, leaf)
-    torch.testing.assert_close(ordinary.log_z, logarithmic.log_z)
-    some = torch.rand(len(trees), dtype=torch.float64)
-    (one, *_), (other, *_) = (solution.gradients(some)[0].rules for solution in (ordinary, logarithmic))
-    torch.testing.assert_close(rules.values * one, rules.values * other)
-    part, _ = plan.part(torch.tensor([2, 0]))
-    some = torch.cat([leaf, leaf])[: len(part.forest.leaves)]
-    torch.testing.assert_close(Scaled(part, rules.values, some).log_z, ordinary.log_z[[2, 0]])
 
 
 # Likelihoods
@@ -356,8 +297,6 @@ def test_what_is_refused(folder, model, tmp_path):
         GradientOptions(objective="trees")
     with pytest.raises(InputError, match=r"estimator\.learning_rate is 0: expected"):
         GradientOptions(learning_rate=0)
-    with pytest.raises(InputError, match=r"sums over all trees know no margin"):
-        GradientOptions(prune=0.0)
     lvpcfg.compress(model, method="als", rank=1, threshold=1.0).save(tmp_path / "signed")
     for objective in ("conditional", "joint"):
         with pytest.raises(InputError, match=r"signed' has negative parameters: expected one without, or"):

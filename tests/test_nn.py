@@ -258,7 +258,7 @@ def test_what_torch_does_with_modules(name):
     assert torch.allclose(narrow(SENTENCES).partition, truth, rtol=1e-4)
     assert narrow.log_prob(TREES).tolist() == pytest.approx(layer.log_prob(TREES).tolist(), rel=1e-3, abs=1e-3)
     if not name.endswith("signed"):  # pruned forests follow too
-        exact, near = (one.log_prob(one.observe(TREES, 1e-3, margin=0.5)) for one in (layer, narrow))
+        exact, near = (one.log_prob(one.observe(TREES, 1e-3)) for one in (layer, narrow))
         assert near.tolist() == pytest.approx(exact.tolist(), rel=1e-3, abs=1e-3)
     assert narrow.to_model().grammar.root.dtype == torch.float32
     assert torch.allclose(narrow.to(torch.float64)(SENTENCES).partition, truth, rtol=1e-4)

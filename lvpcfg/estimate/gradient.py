@@ -52,7 +52,6 @@ class GradientOptions(SentenceOptions):
     epochs: int | None = None
     batch_tokens: int | None = None  # words of an update
     prune: float = 5e-5  # of the trees that an observed tree is compared with; 0: all trees
-    margin: float = 0.4  # by which an observed tree shall be preferred, for each phrase that another has and it lacks
     unknown: float = 0.5  # how often words that occur once are taken for unknown ones
 
     def __post_init__(self) -> None:
@@ -72,18 +71,13 @@ class GradientOptions(SentenceOptions):
                 setattr(self, name, value)
         for name in ("states", "dimension", "epochs", "batch_tokens"):
             check_number(self, name, least=1)
-        for name in ("noise", "warm_up", "rank", "margin"):
+        for name in ("noise", "warm_up", "rank"):
             check_number(self, name)
         for name in ("weight_decay", "clip"):
             check_number(self, name, whole=False)
         for name in ("prune", "unknown", "average", "momentum"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
         check_number(self, "learning_rate", least=1e-300, whole=False)
-        if self.objective == CONDITIONAL and self.margin and not self.prune:
-            raise InputError(
-                f"estimator.prune is 0, and estimator.margin is {self.margin}: sums over all trees know no margin, "
-                "expected estimator.margin=0."
-            )
 
     def _check_parametrisation(self) -> None:
         if self.parametrisation is None:

@@ -167,18 +167,16 @@ class TreeLikelihood:
         rows = rows[torch.tensor(made)]
         trees = [batch[row] for row in rows]
         lexicon, options = self.module.model.lexicon, self.options
-        conditional = options.objective == CONDITIONAL
-        observed = self.module.observe(trees, *((options.prune, options.margin) if conditional else ()))
+        observed = self.module.observe(trees, options.prune if options.objective == CONDITIONAL else 0.0)
         entries = observed.tokens.entries
         unknown, once = torch.zeros_like(entries), torch.zeros_like(entries, dtype=torch.bool)
         for row, sentence in enumerate(observed.words):
             known = [lexicon.unknown(word, place == 0) for place, word in enumerate(sentence)]
             unknown[row, : len(known)] = torch.tensor(known)
             once[row, : len(known)] = torch.tensor([occurrences[word] == 1 for word in sentence])
-        # A tree may need a tag that no unknown word has.
-        without = replace(observed, tokens=replace(observed.tokens, entries=torch.where(once, unknown, entries)))
-        possible = torch.zeros_like(once[:, 0])
-        possible[self._made(without)] = True
+        with torch.no_grad():  # a tree may need a tag that no unknown word has
+            without = replace(observed, tokens=replace(observed.tokens, entries=torch.where(once, unknown, entries)))
+            possible = self.module.log_weight(without) > -torch.inf
         return TreesHere(rows, observed, unknown, once & possible.unsqueeze(1))
 
     def log_likelihood(self, batch: TreeBatch, generator: torch.Generator) -> Tensor:

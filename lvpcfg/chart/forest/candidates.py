@@ -6,10 +6,10 @@ The right side is never above 0, since the tree is one of the candidates, unary 
 """
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from lvpcfg.chart.forest.arrays import take, true_indices
+from lvpcfg.chart.forest.arrays import take
 from lvpcfg.chart.forest.packed import Forest
 from lvpcfg.chart.forest.prune import Nodes
 
@@ -46,21 +46,3 @@ def with_trees(
     return Forest(total, level, rule, parent, left, right, leaves, tops), Nodes(
         *(take(column, place) for column in vars(every).values())
     )
-
-
-def wrong_phrases(
-    forest: Forest, nodes: Nodes, tree_nodes: Nodes, phrases: Bool[Tensor, "symbols"]
-) -> Bool[Tensor, "edges"]:
-    """Which edges make a phrase that the observed tree of their sentence lacks; `phrases` are the labels that count.
-
-    A bottom node is made by any of its edges, a top node by those from another symbol.
-    """
-    every = Nodes(*(torch.cat(pair) for pair in zip(vars(nodes).values(), vars(tree_nodes).values(), strict=True)))
-    most = every.width.amax() + 1
-    key = ((every.sentence * most + every.start) * most + every.width) * len(phrases) + every.symbol
-    count = len(nodes.symbol)
-    wrong = take(phrases, nodes.symbol) & ~torch.isin(key[:count], key[count:])
-    made = true_indices(forest.parent < count)  # the others lead to the tops of sentences
-    parent, left = (take(column, made) for column in (forest.parent, forest.left))
-    makes = ~take(nodes.top, parent) | (take(nodes.symbol, left) != take(nodes.symbol, parent))
-    return torch.zeros_like(forest.rule, dtype=torch.bool).index_copy(0, made, makes & take(wrong, parent))

@@ -26,8 +26,7 @@ class LogScores:
 
     def __init__(self, plan: Plan, weights: Weights, leaf: Tensor, best: bool = False) -> None:
         self.plan, self.weights, self.leaf, self.best = plan, weights, leaf, best
-        forest, slot_weight = plan.forest, plan.slot_weight(plan.layout)
-        self.slot_weight = None if slot_weight is None else safe_log(slot_weight.double())
+        forest = plan.forest
         self.alpha = torch.full((forest.nodes + 2, plan.widest), -math.inf, dtype=torch.float64, device=leaf.device)
         self.alpha[-1, 0] = 0
         self.alpha[forest.leaves, : leaf.shape[1]] = safe_log(leaf.double())
@@ -84,19 +83,14 @@ class LogScores:
         )
 
     def _outer(self, tiles: Tiles, beta: Tensor) -> Tensor:
-        """log beta of the parents times the weights of edges, [tiles, width, x, 1, 1]."""
+        """log beta of the parents, [tiles, width, x, 1, 1]."""
         x = self.plan.shapes[tiles.shape][0]
-        rows = take(beta, tiles.of(self.plan.layout.parent))[:, :x].reshape(len(tiles.rule), -1, x, 1, 1)
-        return rows + self._weight(tiles)
-
-    def _weight(self, tiles: Tiles) -> Tensor | float:
-        """log of the weights of edges, [tiles, width, 1, 1, 1]."""
-        return 0.0 if self.slot_weight is None else tiles.of(self.slot_weight).view(len(tiles.rule), -1, 1, 1, 1)
+        return take(beta, tiles.of(self.plan.layout.parent))[:, :x].reshape(len(tiles.rule), -1, x, 1, 1)
 
     def _parents(self, tiles: Tiles) -> Tensor:
         """[tiles * width, states]"""
         rules, left, right = self._terms(tiles)
-        terms = rules + left + right + self._weight(tiles)
+        terms = rules + left + right
         return self._padded(terms.amax((3, 4)) if self.best else logsumexp(terms, (3, 4)))
 
     def _children(self, tiles: Tiles, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:

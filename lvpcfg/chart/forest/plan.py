@@ -59,16 +59,8 @@ class Scores:
 class Plan:
     """How to compute a forest under rules of given sizes (x, y, z), some of them in CP form."""
 
-    def __init__(
-        self,
-        forest: Forest,
-        sizes: Int[Tensor, "rules 3"],
-        cp: RulesInCP | None = None,
-        edge_weight: Float[Tensor, "edges"] | None = None,
-    ) -> None:
-        """`edge_weight` is what each edge is worth beside its rule; None: 1."""
+    def __init__(self, forest: Forest, sizes: Int[Tensor, "rules 3"], cp: RulesInCP | None = None) -> None:
         self.forest, self.device, self.sizes, self.cp = forest, forest.rule.device, sizes, cp
-        self.edge_weight = edge_weight
         # Only the rules that occur are laid out, and are numbered anew.
         occurs = torch.zeros(len(sizes), dtype=torch.bool, device=self.device).index_fill_(0, forest.rule, True)
         used = true_indices(occurs)
@@ -156,7 +148,6 @@ class Plan:
         alpha[-1, 0], exponent[-1], scale[-1] = 1, 0, 0
         number = torch.zeros(forest.nodes + 2, dtype=torch.int64, device=self.device)  # of a node in its level
         projected: dict[int, tuple[Tensor, ...]] = {}
-        weight = self.slot_weight(layout)
 
         def write(nodes: Tensor, rows: Tensor, base: Tensor, if_zero: float) -> None:
             largest = rows.abs().amax(1)
@@ -182,8 +173,6 @@ class Plan:
             known = take(scale, left) + take(scale, right)
             base = known.new_full((size + 1,), 2 * IMPOSSIBLE).scatter_reduce_(0, parent, known, "amax")
             factor = torch.exp2(known - take(base, parent))
-            if weight is not None:
-                factor *= weight.narrow(0, level.begin, level.slots)
             cells = alpha.new_zeros(size + 1, self.widest)
             for tiles in self.steps(level.tiles, weights):
                 rules = weights[tiles.shape].of(tiles.rule)
@@ -274,14 +263,7 @@ class Plan:
         """[slots]: from the exponents of the children to that of the parent."""
         known, parent = take(exponent, layout.left) + take(exponent, layout.right), take(exponent, layout.parent)
         power = (known - parent).clamp_max_(Limits.of(exponent.dtype).largest - 1)  # more, and 0 would be no number
-        factor, weight = torch.where(parent > IMPOSSIBLE / 2, torch.exp2(power), 0), self.slot_weight(layout)
-        return factor if weight is None else factor * weight
-
-    def slot_weight(self, layout: Layout) -> Float[Tensor, "slots"] | None:
-        """The weight of the edge in each slot."""
-        if self.edge_weight is None:
-            return None
-        return take(torch.nn.functional.pad(self.edge_weight, (0, 1)), layout.edge)
+        return torch.where(parent > IMPOSSIBLE / 2, torch.exp2(power), 0)
 
     def _parents(self, tiles: Tiles, layout: Layout, beta: Tensor, factor: Tensor) -> Tensor:
         """What parents hand on to edges, [tiles, width, x]."""
@@ -321,8 +303,7 @@ class Plan:
         chosen = torch.zeros(len(forest.tops) + 1, dtype=torch.bool, device=self.device)  # -1 is the last
         used = take(chosen.index_fill_(0, sentences, True), self.sentence_of_node() % len(chosen))[:-2]
         part = forest.restricted(true_indices(take(used, forest.parent)), used, take(forest.tops, sentences))
-        weight = None if self.edge_weight is None else take(self.edge_weight, part.edges)
-        return Plan(part.forest, self.sizes, self.cp, weight), part
+        return Plan(part.forest, self.sizes, self.cp), part
 
 
 @dataclass(frozen=True)
