@@ -474,6 +474,10 @@ def _check_product(models: Sequence[Model], decoder: str) -> None:
             "the decoder viterbi takes one model: derivations of different grammars have different states."
         )
     first = models[0].grammar
+    if len(models) > 1 and not len(first.binary_rules) and not first.binary.only_listed:
+        raise InputError(
+            "a product takes grammars with a list of rules: expected one model, whose rules are all possible."
+        )
     for place, model in enumerate(models[1:], 2):
         grammar = model.grammar
         same = grammar.symbols == first.symbols and all(

@@ -165,7 +165,7 @@ def test_the_m_step_and_smoothing_are_normalised():
     assert not torch.allclose(tensor[0], tensor[2])
 
 
-@pytest.mark.parametrize("options", [EM, SPLIT_MERGE])
+@pytest.mark.parametrize("options", [EM, SPLIT_MERGE, KRUSKAL, SHARED])
 def test_the_likelihood_never_falls_without_smoothing(options):
     trainer = estimator(build_treebank(corpus("dev")[:40]), options)
     before = -math.inf
