@@ -181,7 +181,7 @@ def test_going_on_is_the_same_as_never_having_stopped(options, tmp_path):
 
 
 def test_gradient_descent_makes_sentences_likelier():
-    options = GradientOptions(**SMALL, rank=6, epochs=4, batch_tokens=100, dimension=16, learning_rate=0.01)
+    options = GradientOptions(**SMALL, rank=6, epochs=6, batch_tokens=100, dimension=16, learning_rate=0.02)
     training = gradient(options, task_of(options, dev=TREES))
     found = [training.figures()["dev_log_likelihood_per_word"] for s in training.run() if s.evaluate == "always"]
     assert found[-1] > found[0] + 0.1
