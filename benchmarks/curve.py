@@ -60,7 +60,7 @@ class Point:
 
     @staticmethod
     def of(argument: str) -> "Point":
-        name, separator, folders = argument.partition("=")
+        name, separator, folders = argument.rpartition("=")
         family, colon, label = name.partition(":")
         if not (separator and colon and folders):
             raise SystemExit(f"{argument!r} is no point: expected 'family: label=FOLDER,FOLDER,...'.")
