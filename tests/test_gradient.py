@@ -120,6 +120,14 @@ def test_gradients_of_the_pruned_likelihood(model):
 
 
 @pytest.mark.parametrize("objective", ["conditional", "joint"])
+def test_the_first_figure_is_the_likelihood_of_the_start(folder, model, objective):
+    started = training(init=folder, objective=objective, prune=0.0, unknown=0.0)
+    words = sum(len(lvpcfg.normalise(tree).leaves()) for tree in TREES)
+    name = "log_likelihood_per_word" if objective == "joint" else "conditional_log_likelihood_per_word"
+    assert started.figures()[name] == pytest.approx(likelihood(model, objective) / words, rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["conditional", "joint"])
 def test_the_likelihood_rises_in_every_representation(any_folder, objective):
     options = {"init": any_folder, "unknown": 0.0, "weight_decay": 0.0, "objective": objective}
     trained = training(**options)

@@ -7,6 +7,7 @@ for. Each is a file of its own (`tree_likelihood.py`).
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -250,8 +251,17 @@ class GradientDescent:
     # What is known of it
 
     def figures(self) -> dict[str, float]:
-        likelihood = {self.objective.figure: self.total / max(1, self.words)}
-        return self.objective.figures() | self.measured | likelihood
+        total, words = (self.total, self.words) if self.words else self._start
+        return self.objective.figures() | self.measured | {self.objective.figure: total / max(1, words)}
+
+    @cached_property
+    def _start(self) -> tuple[float, int]:
+        """The log-likelihood before the first update, and of how many words it is."""
+        generator, batches = self._generator(-1), [batch for batch in self.objective.batches if batch is not None]
+        with torch.no_grad():
+            found = [float(self.objective.log_likelihood(batch, generator).sum()) for batch in batches]
+        total = processes.sum_over_processes(torch.tensor(sum(found), dtype=torch.float64))
+        return float(total), sum(batch.words for batch in batches)
 
     def model(self) -> Model:
         with self._averaged():
