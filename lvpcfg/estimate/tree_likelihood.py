@@ -81,9 +81,8 @@ class TreeLikelihood:
         """The model, and what a training that takes this one up must share with it."""
         options, task = self.options, self.task
         if options.init is None:
-            counts = task.observed.counts
-            states = Refinement(task.observed.latent, counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
             generator = torch.Generator().manual_seed(task.seed)
+            states = Refinement.of(task.observed, rare=0)
             states = states.split(options.states, options.noise, generator, remember=False)
             grammar = states.latent.grammar(states.counts)
             return task.model(options, 0, grammar), task.made_of(options)
