@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,11 +60,16 @@ def writing(path: PathLike) -> Iterator[None]:
 
 
 def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
+    write_all(path, parts)
+
+
+def write_all(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Writes a file of these parts; until all of it is on the disk, the old file stays as it was."""
     with writing(path):
         path = path.resolve()  # a link stays a link
         if path.exists() and not path.is_file():
-            path.write_bytes(b"".join(parts))  # a pipe or a device
+            with path.open("wb") as stream:
+                stream.writelines(parts)  # a pipe or a device
             return
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,3 +9,6 @@ PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE, VITERBI = DECODERS = (
     "viterbi",
 )
 DTYPE_NAMES = ("float32", "float64")
+TEXT, JSONL, CONLLU = INPUT_FORMATS = ("text", "jsonl", "conllu")
+BRACKETS, _, CONLL = OUTPUT_FORMATS = ("brackets", JSONL, "conll")
+_, RAY = BACKENDS = ("processes", "ray")

@@ -1,4 +1,4 @@
-"""Several processes that train one model, as torchrun starts them.
+"""Several processes that train one model, or parse one corpus, as torchrun starts them.
 
     torchrun --nproc_per_node=2 run.py job=train ...
 
@@ -112,9 +112,22 @@ def sum_over_processes(tensor: "Tensor") -> "Tensor":
             time.sleep(MOMENT)
         work.wait()
     except RuntimeError as error:
-        reason = re.sub(r"^\[\S*\] |\. .*", "", str(error).splitlines()[0])
-        raise LostError(f"another of the {number()} processes has ended, or cannot be reached: {reason}.") from None
+        raise _lost(error) from None
     return tensor
+
+
+def _lost(error: RuntimeError) -> LostError:
+    reason = re.sub(r"^\[\S*\] |\. .*", "", str(error).splitlines()[0])
+    return LostError(f"another of the {number()} processes has ended, or cannot be reached: {reason}.")
+
+
+def total(name: str, number: int) -> int:
+    """Adds to a number that all processes share, and returns the sum so far."""
+    assert _store is not None
+    try:
+        return _store.add(name, number)
+    except RuntimeError as error:
+        raise _lost(error) from None
 
 
 def from_first(value: Any) -> Any:

@@ -1,11 +1,7 @@
 import gzip
-import io
 import json
 import os
-import subprocess
-import sys
 from dataclasses import asdict
-from multiprocessing import active_children
 
 import pytest
 import yaml
@@ -15,14 +11,12 @@ from omegaconf import OmegaConf
 from running import ROOT, call, command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lvpcfg import InputError, Model, Parser, corpus, read_trees, train, write_trees
+from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.jobs import board, story
 from lvpcfg.jobs.check import problem_with
-from lvpcfg.jobs.workers import workers
 from lvpcfg.registry import ESTIMATORS
-from lvpcfg.trees.brackets import format_tree, trees_from_text
-from lvpcfg.trees.walk import words
+from lvpcfg.trees.brackets import format_tree
 
 # ---------------------------------------------------------------- the command line
 
@@ -300,121 +294,6 @@ def test_evaluate_parses_the_words_of_raw_gold_trees(tmp_path, model):
     assert results[0]["fallbacks"] == 0
     assert results[0]["sentences_per_second"] > 0
     assert len(read_trees(tmp_path / "raw/parses.mrg")) == 30
-
-
-def test_parse_keeps_the_order_and_the_empty_lines(tmp_path, model):
-    sentences = [words(tree) for tree in corpus("dev")[:12]]
-    lines = [*(" ".join(sentence) for sentence in sentences), "", "a ( b\u2028c )"]
-    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    result, printed = run(
-        "parse", tmp_path / "out", model=model, input=str(tmp_path / "in.txt"), output=str(tmp_path / "trees.mrg")
-    )
-    written = (tmp_path / "trees.mrg").read_text(encoding="utf-8").split("\n")
-    assert [words(tree) for tree in trees_from_text("\n".join(written[:12]))] == sentences
-    assert written[12] == written[14] == ""
-    assert "-LRB-" in written[13]
-    assert "b\u2028c" in written[13]  # one word
-    assert result["sentences"] == 13
-    assert str(tmp_path / "trees.mrg") in printed
-
-
-@pytest.fixture(scope="module")
-def some(model):
-    with workers(model, {"device": "cpu", "prune": 1e-3, "batch_tokens": 30}, processes=2, threads=1) as some:
-        yield some
-
-
-class TestProcesses:
-    def test_find_the_trees_that_one_finds(self, model, some):
-        parser = Parser.load(model, device="cpu")
-        sentences = [words(tree) for tree in corpus("dev")[:12]] + [["."]]
-        done = []
-        assert some.parse_sents(sentences, update=done.append) == parser.parse_sents(sentences)
-        assert len(done) > 3
-        assert sum(done) == len(sentences) == some.counts.sentences
-        assert some.parse_sents([]) == []
-
-    def test_that_are_killed_leave_a_sentence(self, some):  # the last test: nothing of them is left
-        for process in active_children():
-            process.kill()
-        with pytest.raises(InputError, match="one of the 2 processes was ended from outside"):
-            some.parse_sents([["."]] * 4)
-
-
-def test_parse_in_two_processes_as_a_command(tmp_path, model):
-    """The file of the command is imported by them too."""
-    sentences = [words(tree) for tree in corpus("dev")[:6]]
-    (tmp_path / "in.txt").write_text("".join(" ".join(sentence) + "\n" for sentence in sentences))
-    options = ("job=parse", f"model={model}", "input=in.txt", "output=out.mrg", "processes=2", "hydra.run.dir=out")
-    done = command(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [words(tree) for tree in read_trees(tmp_path / "out.mrg")] == sentences
-    assert json.loads((tmp_path / "out/result.json").read_text())["sentences"] == 6
-
-
-def test_parse_from_standard_input_to_standard_output(tmp_path, model):
-    """Trees alone on the standard output, in UTF-8 whatever the locale, the rest on the other."""
-    arguments = [sys.executable, str(ROOT / "run.py"), "job=parse", f"model={model}", "hydra.run.dir=out"]
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        arguments,
-        input="\ufeffThe dog barks .\r\nA señor sleeps .\n".encode(),
-        cwd=tmp_path,
-        capture_output=True,
-        env=environment,
-    )
-    trees = trees_from_text(done.stdout.decode("utf-8"))
-    assert [words(tree) for tree in trees] == [["The", "dog", "barks", "."], ["A", "señor", "sleeps", "."]]
-    assert done.stderr.decode().strip().split("\n")[-1] == str(tmp_path / "out")
-
-
-def test_standard_input_that_is_no_text(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\n\xff\xfe\n")))
-    with pytest.raises(InputError, match="standard input, line 2: expected UTF-8 text"):
-        run("parse", tmp_path, model=model)
-
-
-def test_parse_of_nothing_is_nothing(tmp_path, model):
-    (tmp_path / "in.txt").write_text("")
-    result, _ = run("parse", tmp_path, model=model, input=str(tmp_path / "in.txt"), output=str(tmp_path / "out.mrg"))
-    assert (tmp_path / "out.mrg").read_text() == ""
-    assert result["sentences"] == 0
-
-
-def test_parse_does_not_overwrite_its_input(tmp_path, model):
-    path = tmp_path / "in.txt"
-    path.write_text("A dog .\n")
-    with pytest.raises(InputError, match="input and output are the same file"):
-        run("parse", tmp_path, model=model, input=str(path), output=str(path))
-    assert path.read_text() == "A dog .\n"
-
-
-def test_a_reader_of_trees_that_leaves_is_no_error(tmp_path, model):
-    (tmp_path / "in.txt").write_text("A dog .\n")
-    options = ("job=parse", f"model={model}", "input=in.txt")
-    done = command(*options, cwd=tmp_path, reader=False)
-    assert done.returncode == 0
-    assert "lvpcfg:" not in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": None}, "needs a model folder: model=FOLDER"),
-        ({"model": "none"}, "'none' is not a model folder"),
-        ({"input": "none.txt"}, "cannot read 'none.txt': no such file"),
-        ({"output": "none/trees.mrg"}, "cannot write 'none/trees.mrg': no such file"),
-        ({"device": "warp"}, "device is 'warp', which cannot be used here"),
-        ({"processes": 0}, "processes is 0: expected 1, 2"),
-        ({"processes": 2, "model": None}, "needs a model folder: model=FOLDER"),
-        ({"processes": 2, "model": "none"}, "'none' is not a model folder"),
-    ],
-)
-def test_parse_without_what_it_needs(tmp_path, model, options, message):
-    (tmp_path / "in.txt").write_text("A dog .\n")
-    with pytest.raises(InputError, match=message):
-        run("parse", tmp_path, **({"model": model, "input": str(tmp_path / "in.txt")} | options))
 
 
 def test_profile_says_where_the_time_goes(tmp_path, model):

@@ -67,8 +67,8 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
                 expect(group, value, known)
             chosen[group] = values or chosen.get(group, [])
     for job in chosen["job"]:
-        if processes.number() > 1 and job != "train":
-            yield f"job={job} runs in one process: start it without torchrun, which is for job=train."
+        if processes.number() > 1 and job not in ("train", "parse"):
+            yield f"job={job} runs in one process: start it without torchrun, which is for job=train and job=parse."
         yield from _problems_of(job, chosen, overrides)
 
 

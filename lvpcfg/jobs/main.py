@@ -76,6 +76,7 @@ def _run(options: DictConfig) -> float | None:
         console=Terminal(),
         config=OmegaConf.to_yaml(options, resolve=True),
         command=_command(),
+        resumes="resume" in options,
     )
     try:
         settings = typed(options, hydra_config.runtime.choices)

@@ -2,11 +2,14 @@
 
 import os
 import time
+from itertools import islice
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 from tqdm import tqdm
 
+from lvpcfg.batch.pieces import WINDOW
+from lvpcfg.batch.records import Corpus, Reader, kind_of
 from lvpcfg.chart.stages import Stages
 from lvpcfg.errors import InputError, show
 from lvpcfg.evaluation.pictures import draw_seconds
@@ -33,20 +36,18 @@ def run(options: ProfileOptions, run: Run) -> None:
         parser.parse(["."])  # what is made once is made now
     parser.counts, before = Counts(), parser.times
     with clock.stage(FILES):
-        lines = [line for line in parsing.read_lines(source) if parsing.words_of(line)][: options.profile.sentences]
-    if not lines:
+        read = (record.words for record in Corpus(((source, Reader(kind_of(source))),)).records() if record.words)
+        sentences = list(islice(read, options.profile.sentences))
+    if not sentences:
         raise InputError(f"there is no sentence in {show(source, 200)}: expected one a line.")
-    sentences = list[list[str]]()
     path = run.folder / "parses.mrg"
     with (
         writing(path),
         path.open("w", encoding="utf-8") as output,
-        tqdm(total=len(lines), unit=" sentences", disable=None, desc="parsing") as bar,
+        tqdm(total=len(sentences), unit=" sentences", disable=None, desc="parsing") as bar,
     ):
-        for chunk in parsing.chunks(lines):
-            with clock.stage(FILES):
-                sentences += (some := [parsing.words_of(line) for line in chunk])
-            trees = parser.parse_sents(some, update=bar.update)
+        for begins in range(0, len(sentences), WINDOW):
+            trees = parser.parse_sents(sentences[begins : begins + WINDOW], update=bar.update)
             with clock.stage(FILES):
                 output.writelines(format_tree(tree) + "\n" for tree in trees)
     total = time.perf_counter() - begin

@@ -48,6 +48,7 @@ class Run:
     result: dict[str, float] = field(default_factory=dict)  # what scripts and sweeps read
     config: str = ""  # as it was composed
     command: str = "lvpcfg"  # as it was called, but for what chooses the run folder
+    resumes: bool = True  # whether it goes on where it is told to, by resume=true; else always, where it can
 
     def use_stderr(self) -> None:
         """For a job whose results are on the standard output."""
@@ -96,6 +97,8 @@ class Run:
 
     @property
     def command_to_go_on(self) -> str:
+        if not self.resumes:
+            return self.command
         return f"{self.command} resume=true {shlex.quote(f'hydra.run.dir={self.folder}')}"
 
     def begin(self) -> None:

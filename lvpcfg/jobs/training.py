@@ -13,12 +13,13 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg import processes
+from lvpcfg.batch.records import words_of
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Estimator, Step, Task
 from lvpcfg.evaluation.evalb import evaluate
+from lvpcfg.files import read_text
 from lvpcfg.grammar.model import Model
-from lvpcfg.jobs.parsing import read_lines, words_of
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.train import TrainOptions, is_text
 from lvpcfg.parser import Parser, usable_device
@@ -87,7 +88,7 @@ def _suffix(config: TrainOptions, restart: int) -> str:
 
 def _read(path: str, config: TrainOptions, run: Run) -> list[Tree]:
     if is_text(path):
-        return [flat(found) for line in read_lines(path) if (found := words_of(line))]
+        return [flat(found) for line in read_text(path).split("\n") if (found := words_of(line))]
     if config.data.on_error == "raise":
         return read_trees(path)
     errors: list[InputError] = []

@@ -5,14 +5,15 @@ Threads gain little, since what takes time is a great many short operations, bet
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from nltk.tree import Tree
@@ -21,6 +22,9 @@ from tqdm import tqdm
 from lvpcfg.errors import InputError
 from lvpcfg.parser import Counts, Parser
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD = 3  # items that wait for each process, or are in it
 TURNS = 3  # that each process takes of the sentences, at the least: so that the last ones end together
 _parsers: list[Parser] = []  # the one of this process, where it is a worker
 
@@ -37,22 +41,35 @@ class Workers:
     ) -> list[Tree]:
         """The trees of many sentences, in their order."""
         found: dict[int, Tree] = {}
-        with (
-            _told_if_ended(self.processes),
-            tqdm(
-                total=len(sents), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
-            ) as bar,
-        ):
-            tasks = {self.pool.submit(_parse, [sents[i] for i in some]): some for some in self._pieces(sents)}
-            for task in as_completed(tasks):
-                trees, counts = task.result()
-                found.update(zip(tasks[task], trees, strict=True))
+        some = ((piece, [sents[number] for number in piece]) for piece in self._pieces(sents))
+        with tqdm(
+            total=len(sents), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
+        ) as bar:
+            for piece, trees, counts in self.unordered(_parse, some):
+                found.update(zip(piece, trees, strict=True))
                 for field in fields(Counts):
                     setattr(self.counts, field.name, getattr(self.counts, field.name) + getattr(counts, field.name))
                 for each in (bar.update, update):
                     if each is not None:
                         each(len(trees))
         return [found[number] for number in range(len(sents))]
+
+    def unordered(self, function: Callable[[Parser, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """What a function makes of items, given a parser; what is done first comes first.
+
+        Few items are taken ahead of those that are done.
+        """
+        rest = iter(items)
+        running = set[Future[Result]]()
+        with _told_if_ended(self.processes):
+            while True:
+                for item in islice(rest, AHEAD * self.processes - len(running)):
+                    running.add(self.pool.submit(_call, function, item))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield one.result()
 
     def _pieces(self, sents: Sequence[Sequence[str]]) -> Iterator[list[int]]:
         """Sentences of similar length, longest first."""
@@ -125,7 +142,12 @@ def _begun() -> None:
     """A process begins when there is something to do."""
 
 
-def _parse(sentences: list[Sequence[str]]) -> tuple[list[Tree], Counts]:
+def _call(function: Callable[[Parser, Item], Result], item: Item) -> Result:
     (parser,) = _parsers
+    return function(parser, item)
+
+
+def _parse(parser: Parser, some: tuple[list[int], list[Sequence[str]]]) -> tuple[list[int], list[Tree], Counts]:
     parser.counts = Counts()
-    return parser.parse_sents(sentences), parser.counts
+    numbers, sentences = some
+    return numbers, parser.parse_sents(sentences), parser.counts
