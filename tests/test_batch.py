@@ -347,6 +347,20 @@ def test_what_would_be_mixed_is_refused(job, tmp_path, monkeypatch, options, wha
     assert stopped(job, monkeypatch, None)[0] == 2  # nothing is lost
 
 
+def test_an_input_that_changes_under_the_job_is_refused(job, tmp_path, monkeypatch):
+    before = pieces.parse
+
+    def parse(parser, piece, writer):
+        with (tmp_path / "in.txt").open("a") as stream:
+            stream.write("No .\n")
+        return before(parser, piece, writer)
+
+    monkeypatch.setattr(pieces, "parse", parse)
+    with pytest.raises(InputError, match="the input was changed while it was parsed"):
+        job()
+    assert not (tmp_path / "out.mrg").exists()
+
+
 def test_two_jobs_do_not_write_the_same_output(tmp_path):
     parts = Parts(str(tmp_path / "out"), {"input": "x"})
     with parts.begun(), pytest.raises(InputError, match=r"another job is writing '.*out' now"), parts.begun():

@@ -260,7 +260,10 @@ def test_torchrun_begins_again_where_another_one_was_killed(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["job=inspect", "model=a"], "job=inspect runs in one process: start it without torchrun, which is for job=train"),
+        (
+            ["job=inspect", "model=a"],
+            "job=inspect runs in one process: start it without torchrun, which is for job=train",
+        ),
         (["-m", "job=train", "seed=0,1"], "-m runs one job after the other"),
     ],
 )

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -141,6 +142,10 @@ class Corpus:
                 number += sum(1 for _ in reader.units(seen(stream)))
             digest.update(b"\0end of file\0")
         return digest.hexdigest(), number
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """When the files were written last, and their sizes."""
+        return [(found.st_mtime_ns, found.st_size) for path, _ in self.files for found in [os.stat(path)]]
 
 
 def kind_of(path: str) -> str:

@@ -49,7 +49,7 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
     corpus, writer = _corpus(options, paths), _writer(options, path)
     with _engine(options, writer) as engine:
         begin = time.perf_counter()
-        digest, records = corpus.survey()
+        (digest, records), stamps = corpus.survey(), corpus.stamps()
         manifest = _manifest(options, corpus, writer, engine, digest)
         processes.expect_same("input, models or options", manifest)
         parts = Parts(path, manifest)
@@ -61,6 +61,8 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
                     disk.put(parts.write, parsed)
                     progress.add(parsed)
             processes.from_first(None)  # all of them are done
+            if corpus.stamps() != stamps:
+                raise InputError("the input was changed while it was parsed: expected the same sentences to the end.")
             if processes.is_first():
                 summary = parts.join(records, writer.begin, writer.end)
                 _report(summary, time.perf_counter() - begin, engine.device, run)
