@@ -32,6 +32,7 @@ from lvpcfg.grammar.rules import starts_of
 
 SIMILAR = 0.1  # sentences whose lengths differ by no more than this share are in one chart,
 CELLS = 1 << 14  # unless, on the CPU, it has more cells: larger ones leave the cache
+MOST = 1 << 22  # terms at splits of a sentence: where more are left, forests and the time they take have no bound
 
 
 class FineRules:
@@ -163,7 +164,10 @@ class Coarse:
     def forest(
         self, leaf: Float[Tensor, "words tags"], lengths: Int64[Tensor, "sentences"], threshold: float
     ) -> tuple[Forest, Nodes]:
-        """The edges whose posterior is above the threshold; `leaf` has the words of all sentences, end to end."""
+        """The edges whose posterior is above the threshold; `leaf` has the words of all sentences, end to end.
+
+        None are left of sentences that need log-sum-exp, and of those that have too many.
+        """
         first, order = starts_of(lengths), lengths.argsort()
         none = lengths[:0]
         parts = [(Edges(none, none, none, none, none, none), Nodes(none, none, none, none, none.bool()))]
@@ -179,18 +183,22 @@ class Coarse:
             with self.stages.stage("coarse"):
                 solutions = solve_outside(Problem(self.form, words, None if shortest == longest else some), ones)
             for solution in solutions:
-                # A sentence that needs log-sum-exp gets no edges, and is then parsed without pruning.
                 if solution.sums is not None:
                     with self.stages.stage("gather"):
-                        edges, nodes = self._survivors(*solution.sums, take(some, solution.sentences), threshold)
-                    sentence = take(numbers, take(solution.sentences, nodes.sentence))
-                    parts.append((edges, replace(nodes, sentence=sentence)))
+                        left = self._survivors(*solution.sums, take(some, solution.sentences), threshold)
+                    if left is not None:
+                        edges, nodes = left
+                        sentence = take(numbers, take(solution.sentences, nodes.sentence))
+                        parts.append((edges, replace(nodes, sentence=sentence)))
         with self.stages.stage("gather"):
             return self._joined(parts, lengths, ascending[-1])
 
     @torch.inference_mode()
-    def _survivors(self, chart: Chart, outside: Outside, lengths: Tensor, threshold: float) -> tuple[Edges, Nodes]:
-        """What is left of one chart. Its cells are numbered by width, start and sentence, nodes by cell and symbol."""
+    def _survivors(
+        self, chart: Chart, outside: Outside, lengths: Tensor, threshold: float
+    ) -> tuple[Edges, Nodes] | None:
+        """What is left of one chart, unless it is too much. Its cells are numbered by width, start and sentence, nodes
+        by cell and symbol."""
         device, symbols, words = lengths.device, len(self.grammar.symbols), len(chart.word)
         cells = len(chart.top.cells)
         first = chart.first_cells
@@ -200,7 +208,10 @@ class Coarse:
         above = _all_symbols(outside.top.cells, outside.word_top)  # beta
 
         tops = cells * symbols  # where the numbers of top nodes begin
-        binary = self._rules(self._terms(chart, outside, first, threshold), (outside.bottom.cells, top, top), threshold)
+        terms = self._terms(chart, outside, first, threshold)
+        if terms is None:
+            return None
+        binary = self._rules(terms, (outside.bottom.cells, top, top), threshold)
         a, b, c = take(self.grammar.binary_rules, binary.number).unbind(1)
         rights = tops + binary.right * symbols + c
         found = [(binary.number, binary.parent * symbols + a, tops + binary.left * symbols + b, rights)]
@@ -252,8 +263,8 @@ class Coarse:
             found.append(Splits(take(self.rule_of_term, take(entry, kept)), take(posterior, kept), *columns))
         return Splits.joined(found)
 
-    def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> Splits:
-        """Terms at splits whose posterior is above the threshold."""
+    def _terms(self, chart: Chart, outside: Outside, first: Tensor, threshold: float) -> Splits | None:
+        """Terms at splits whose posterior is above the threshold, unless they are too many."""
         form, batch, words = chart.form, chart.batch, len(chart.word)
         assert isinstance(form, CPForm)
         none = first[:0]
@@ -287,7 +298,11 @@ class Coarse:
         # The others have all splits.
         all_splits = true_indices(term < general)
         row, term, width, share = (take(column, all_splits) for column in (row, term, width, share))
+        room = MOST * batch
         for item, split, posterior in _over_splits(chart, row, term, width, share, threshold):
+            room -= len(item)
+            if room < 0:
+                return None
             add(take(term, item), posterior, take(width, item), take(row, item), split)
         return Splits.joined(found)
 
