@@ -19,7 +19,8 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.errors import InputError
-from lvpcfg.parser import Counts, Parser
+from lvpcfg.parse import Counts
+from lvpcfg.parser import Parser
 
 TURNS = 3  # that each process takes of the sentences, at the least: so that the last ones end together
 _parsers: list[Parser] = []  # the one of this process, where it is a worker
