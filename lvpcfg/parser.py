@@ -1,6 +1,5 @@
 """lvpcfg.Parser: a model and sentences in, trees out."""
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,67 +8,45 @@ from functools import cached_property
 import torch
 from nltk.parse.api import ParserI
 from nltk.tree import Tree
-from torch import Tensor
 from tqdm import tqdm
 
-from lvpcfg.chart.decode.chains import Chains
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
-from lvpcfg.chart.decode.exhaustive import Exhaustive
-from lvpcfg.chart.decode.viterbi import best_derivations
-from lvpcfg.chart.derivations import Node, Skeletal, Skeleton, only
-from lvpcfg.chart.fast.build import form
-from lvpcfg.chart.fast.inside import FastForm
-from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE, Problem, Solution, log_partition, solve_outside
-from lvpcfg.chart.forest.observed import ObservedTrees, RuleNumbers
-from lvpcfg.chart.forest.prune import FineRules
+from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
+from lvpcfg.chart.decode.probabilities import TreeProbabilities
+from lvpcfg.chart.decode.spans import label_posterior
+from lvpcfg.chart.decode.whole import WholeCharts
+from lvpcfg.chart.decode.written import Writer
+from lvpcfg.chart.derivations import Skeleton
+from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE
 from lvpcfg.chart.stages import Stages
 from lvpcfg.decompose.coarse import covered
-from lvpcfg.distributions import encoded
 from lvpcfg.errors import InputError, expect, is_out_of_memory, show
 from lvpcfg.files import PathLike
-from lvpcfg.grammar.coarse import projected_coarse
-from lvpcfg.grammar.expectations import expected_states
+from lvpcfg.grammar.coarse import CoarseGrammar, projected_coarse
 from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.word_scores import Sentence, WordScores, tag_numbers
 from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, VITERBI
-from lvpcfg.trees.binarise import debinarise, unbinarised
+from lvpcfg.parse import Counts, Parse, Span, posterior_of
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
+from lvpcfg.trees.walk import is_preterminal, preorder
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
-CELLS = 1 << 27  # numbers held by a batch at the most, roughly
 SPANS = 1 << 19  # of the sentences of a batch, where charts are pruned
 TOKENS = 1 << 14
 THRESHOLD = 5e-5  # rules at splits with a smaller posterior are pruned
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
+WORTH_LISTING = 1e-9  # of whole charts, rules at splits whose posterior by the coarse grammar is larger
+Tags = Iterable[Sequence[str | None] | None]  # of the words of each sentence
 
 
 @dataclass(frozen=True)
-class Parse:
-    """A tree and what is known about it."""
+class Request:
+    """What is asked of each sentence."""
 
-    tree: Tree
-    # log p(tree, sentence), summed over states and over unary chains with the same ends; -inf for a tree that the
-    # grammar does not have: a flat one, or one whose rules are possible each, but not together.
-    log_prob: float
-    posterior: float  # p(tree | sentence); at most 1, which negative parameters could exceed
-    sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
-    flat: bool  # the grammar has no tree for the sentence
-
-
-@dataclass
-class Counts:
-    """What happened while parsing."""
-
-    sentences: int = 0
-    fallbacks: int = 0  # no path through the grammar: a flat tree
-    float64: int = 0  # float32 was not enough
-    log_sum_exp: int = 0  # float64 was not enough: decoded by Viterbi
-    looser: int = 0  # pruning left nothing: parsed again with a lower threshold
-    exhaustive: int = 0  # nor did lower thresholds: parsed without one
-    split: int = 0  # batches that were too large for the memory, and were parsed in halves
-    negative_rules: int = 0  # posteriors below zero, through signed parameters
-    by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
+    wanted: Wanted = BEST
+    probabilities: bool = False
 
 
 class Parser(ParserI):  # type: ignore[misc]
@@ -120,10 +97,15 @@ class Parser(ParserI):  # type: ignore[misc]
         self._pruned = len(self.models) > 1 or (prunable and prune > 0)
         self.counts = Counts()
         self._stages = Stages(self.device)
+        self._tags = tag_numbers(self.model.grammar.symbols)
+        self._words = [
+            WordScores(model.lexicon, grammar) for model, grammar in zip(self.models, self._grammars, strict=True)
+        ]
+        self._writer = Writer(self._grammar)
+        self._whole = WholeCharts(self._grammar, decoder, self._stages)
+        self._probabilities = TreeProbabilities(self._whole)
         if self._pruned and coarse is not None:
-            coarse = covered(coarse).to(self.device, DTYPES[dtype])
-            self._coarse_words = coarse.grammar.lexical
-            self._coarse_to_fine = CoarseToFine(self._grammars, coarse, decoder, self._stages)
+            self._forests = self._forests_by(coarse)
 
     @staticmethod
     def load(
@@ -149,17 +131,54 @@ class Parser(ParserI):  # type: ignore[misc]
         return [self.parse(sent)]
 
     def parse_sents(
-        self, sents: Iterable[Sequence[str]], progress: bool = False, update: Callable[[int], object] | None = None
+        self,
+        sents: Iterable[Sequence[str]],
+        progress: bool = False,
+        update: Callable[[int], object] | None = None,
+        tags: Tags | None = None,
     ) -> list[Tree]:
         """The trees of many sentences, in their order; every sentence gets one.
 
-        `progress` shows a bar; `update` is called with the number of sentences done, for another bar.
+        `progress` shows a bar; `update` is called with the number of sentences done, for another bar. `tags` are those
+        of the words of each sentence, None where any will do: a word gets its tag even if it was never seen with it.
         """
-        return [parse.tree for parse in self._parse(list(sents), progress, update, probabilities=False)]
+        return [parses[0].tree for parses in self._parse(sents, tags, progress, update, Request())]
 
-    def analyse(self, sents: Iterable[Sequence[str]], progress: bool = False) -> list[Parse]:
-        """Trees with their probabilities."""
-        return self._parse(list(sents), progress, None, probabilities=True)
+    def analyse(
+        self,
+        sents: Iterable[Sequence[str]],
+        progress: bool = False,
+        update: Callable[[int], object] | None = None,
+        tags: Tags | None = None,
+        spans: bool = False,
+    ) -> list[Parse]:
+        """Trees with their probabilities; with `spans` those of their phrases too."""
+        request = Request(Wanted(1, spans), probabilities=True)
+        return [parses[0] for parses in self._parse(sents, tags, progress, update, request)]
+
+    def k_best(
+        self, sent: Sequence[str], k: int, tags: Sequence[str | None] | None = None, spans: bool = False
+    ) -> list[Parse]:
+        """The k best trees of a sentence by the decoder's objective, best first; fewer where there are fewer.
+
+        The first is that of `parse`. No two are the same tree. A sentence that the grammar has no tree for has its flat
+        tree.
+        """
+        return self.k_best_sents([sent], k, tags=None if tags is None else [tags], spans=spans)[0]
+
+    def k_best_sents(
+        self,
+        sents: Iterable[Sequence[str]],
+        k: int,
+        progress: bool = False,
+        update: Callable[[int], object] | None = None,
+        tags: Tags | None = None,
+        spans: bool = False,
+    ) -> list[list[Parse]]:
+        """The same for many sentences."""
+        if not isinstance(k, int) or k < 1:
+            raise InputError(f"k is {show(k)}: expected a number of trees, 1, 2, ...")
+        return self._parse(sents, tags, progress, update, Request(Wanted(k, spans), probabilities=True))
 
     def grammar(self) -> object:
         """The model's grammar (ParserI)."""
@@ -172,31 +191,50 @@ class Parser(ParserI):  # type: ignore[misc]
 
     def _parse(
         self,
-        sentences: list[Sequence[str]],
+        sents: Iterable[Sequence[str]],
+        tags: Tags | None,
         progress: bool,
         update: Callable[[int], object] | None,
-        probabilities: bool,
-    ) -> list[Parse]:
-        for number, words in enumerate(sentences):
-            if isinstance(words, str) or not words or not all(isinstance(word, str) for word in words):
-                raise InputError(f"sentence {number + 1} is {show(words)}: expected a list of one or more words.")
-        found: dict[int, Parse] = {}
+        request: Request,
+    ) -> list[list[Parse]]:
+        sentences = self._sentences(list(sents), None if tags is None else list(tags))
+        found: dict[int, list[Parse]] = {}
         with tqdm(
             total=len(sentences), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
         ) as bar:
-            for batch in self._batches([len(words) for words in sentences]):
-                parses = self._parse_some([sentences[number] for number in batch], probabilities)
+            for batch in self._batches([len(sentence) for sentence in sentences]):
+                parses = self._parse_some([sentences[number] for number in batch], request)
                 found.update(zip(batch, parses, strict=True))
                 bar.update(len(batch))
                 if update is not None:
                     update(len(batch))
         return [found[number] for number in range(len(sentences))]
 
-    def _parse_some(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
+    def _sentences(self, sents: list[Sequence[str]], tags: list[Sequence[str | None] | None] | None) -> list[Sentence]:
+        """What is asked about, checked. Tags that the model does not know are counted, and any tag is taken instead."""
+        for number, words in enumerate(sents, 1):
+            if isinstance(words, str) or not words or not all(isinstance(word, str) for word in words):
+                raise InputError(f"sentence {number} is {show(words)}: expected a list of one or more words.")
+        if tags is None:
+            return [Sentence(words) for words in sents]
+        if len(tags) != len(sents):
+            raise InputError(f"there are tags of {len(tags)} sentences, and {len(sents)} sentences: expected as many.")
+        found = []
+        for number, (words, some) in enumerate(zip(sents, tags, strict=True), 1):
+            listed = [] if some is None else list(some)
+            if isinstance(some, str) or not all(tag is None or isinstance(tag, str) for tag in listed):
+                raise InputError(f"the tags of sentence {number} are {show(some)}: expected a list of tags, or None.")
+            if listed and len(listed) != len(words):
+                raise InputError(f"sentence {number} has {len(words)} words and {len(listed)} tags: expected as many.")
+            found.append(Sentence(words, [-1 if tag is None else self._tags.get(tag, -1) for tag in listed]))
+            self.counts.unknown_tags += sum(tag is not None and tag not in self._tags for tag in listed)
+        return found
+
+    def _parse_some(self, sentences: list[Sentence], request: Request) -> list[list[Parse]]:
         """Together, or in halves where the memory is too small for all of them."""
         counts = replace(self.counts)
         try:
-            return (self._parse_pruned if self._pruned else self._parse_batch)(sentences, probabilities)
+            return (self._parse_pruned if self._pruned else self._parse_whole)(sentences, request)
         except (MemoryError, RuntimeError) as error:
             if len(sentences) == 1 or not is_out_of_memory(error):
                 raise
@@ -205,7 +243,7 @@ class Parser(ParserI):  # type: ignore[misc]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(sentences) // 2
-        return [*self._parse_some(sentences[:half], probabilities), *self._parse_some(sentences[half:], probabilities)]
+        return [*self._parse_some(sentences[:half], request), *self._parse_some(sentences[half:], request)]
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """Sentences that are parsed together, longest first: of one length, unless charts are pruned."""
@@ -213,135 +251,113 @@ class Parser(ParserI):  # type: ignore[misc]
         begin = 0
         while begin < len(order):
             longest = lengths[order[begin]]
-            size = SPANS // longest**2 if self._pruned else self._batch(longest)
+            size = SPANS // longest**2 if self._pruned else self._whole.batch(longest)
             batch = order[begin : begin + max(1, min(size, self.batch_tokens // longest))]
             if not self._pruned:
                 batch = [number for number in batch if lengths[number] == longest]
             yield batch
             begin += len(batch)
 
-    def _batch(self, length: int) -> int:
-        """How many sentences of a length are parsed at once: as many as keep charts and rule scores within bounds."""
-        lanes = self._form.lanes + max(self._grammar.binary.state_counts)
-        between_phrases = int((self._grammar.binary.child_types == 0).sum())  # rules that have a score at every split
-        numbers = length * length * (16 * lanes + 2 * between_phrases) + 2 * length * self._form.matrix_size
-        return min(64, CELLS // max(1, numbers))
-
-    def _parse_batch(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
-        leaf = self._leaf(sentences)
-        log_z = torch.full((len(sentences),), -torch.inf, dtype=torch.float64)
-        skeletons: list[Skeleton | None] = [None] * len(sentences)
-        if self.decoder == VITERBI:
-            with self._stages.stage("fine"):
-                skeletons = self._viterbi(leaf)
-            if probabilities:
-                log_z = log_partition(self._form, leaf)[0].cpu()
-        else:
-            ones = torch.ones(len(sentences), dtype=torch.float64, device=leaf.device)
-            with self._stages.stage("fine"):
-                solutions = solve_outside(Problem(self._form, leaf), ones)
-            for solution in solutions:
-                numbers = solution.sentences.tolist()
-                log_z[numbers] = solution.chart.log_z.cpu()
-                with self._stages.stage("decode"):
-                    found = self._decode(solution, leaf)
-                for number, skeleton in zip(numbers, found, strict=True):
-                    skeletons[number] = skeleton
+    def _parse_whole(self, sentences: list[Sentence], request: Request) -> list[list[Parse]]:
+        """By whole charts, for sentences of one length."""
+        whole, wanted = self._whole, request.wanted
+        words = self._words[0].of(sentences)
+        decoded = whole.parse(
+            words.view(len(sentences), -1, words.shape[1]).transpose(0, 1), wanted, request.probabilities
+        )
+        if wanted.trees > 1 and self.decoder != FREE:
+            # A whole chart has far too many edges to list: other trees are looked for among those that are worth it.
+            others = self._listed.parse(sentences, WORTH_LISTING, Wanted(wanted.trees)).trees
+            trees = [
+                self._writer.distinct([*best, *more])[: wanted.trees] if best else []
+                for best, more in zip(decoded.trees, others, strict=True)
+            ]
+            decoded = replace(decoded, trees=trees)
+        self._count(whole)
+        parses = self._parses(sentences, decoded, request)
         self.counts.sentences += len(sentences)
-        self.counts.fallbacks += sum(skeleton is None for skeleton in skeletons)
-        return self._parses(sentences, skeletons, log_z.tolist(), probabilities)
-
-    def _parses(
-        self,
-        sentences: Sequence[Sequence[str]],
-        skeletons: Sequence[Skeleton | None],
-        log_z: Sequence[float],
-        probabilities: bool,
-    ) -> list[Parse]:
-        """Of sentences, with flat trees for those that have none."""
-        trees = [self._tree(skeleton, words) for skeleton, words in zip(skeletons, sentences, strict=True)]
-        weights = self._log_probs(sentences, skeletons) if probabilities else [-torch.inf] * len(sentences)
         return [
-            Parse(tree, weight, _ratio(weight, total), total, skeleton is None)
-            for tree, weight, total, skeleton in zip(trees, weights, log_z, skeletons, strict=True)
+            some or [self._flat(sentence, log_z, request)]
+            for some, sentence, log_z in zip(parses, sentences, decoded.log_z.tolist(), strict=True)
         ]
 
-    def _log_probs(self, sentences: Sequence[Sequence[str]], skeletons: Sequence[Skeleton | None]) -> list[float]:
-        """log p(tree, sentence) of each; -inf for what is no tree of the grammar."""
-        found = torch.full((len(sentences),), -torch.inf, dtype=torch.float64, device=self.device)
-        trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
-        observed = ObservedTrees.of(trees, self._rules, self._rule_numbers)
-        if observed is not None:
-            words, _ = self._words(sentences)
-            found.index_copy_(0, observed.sentences, observed.log_weights(self._rules, words))
-        listed = set() if observed is None else set(observed.sentences.tolist())
-        others = [number for number, tree in enumerate(trees) if tree.nodes and number not in listed]
-        if others:  # a CP form gives weight to rules that are not listed too
-            words, lengths = self._words([sentences[number] for number in others])
-            allowed = only([trees[number] for number in others], self._symbol_of_state, words)
-            found[others] = log_partition(self._form, words, lengths, allowed)[0]
-        return found.tolist()
-
-    def _words(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor | None]:
-        """What words are worth, [length, batch, tag states], and the lengths of sentences, if they differ."""
-        tokens, lengths = encoded(self.model.lexicon, sentences, self.device)
-        return self._grammar.lexical.values_of(tokens).transpose(0, 1), lengths
-
-    @cached_property
-    def _rules(self) -> FineRules:
-        return FineRules(self._grammar)
-
-    @cached_property
-    def _rule_numbers(self) -> RuleNumbers:
-        return RuleNumbers(self._rules)
-
-    def _parse_pruned(self, sentences: list[Sequence[str]], probabilities: bool) -> list[Parse]:
+    def _parse_pruned(self, sentences: list[Sentence], request: Request) -> list[list[Parse]]:
         """Coarse to fine. Sentences that lose all their trees are parsed again with lower thresholds, and then without
         pruning: by charts, or for a product, which has none, in forests of which nothing is dropped."""
-        found: dict[int, Parse] = {}
+        found: dict[int, list[Parse]] = {}
         waiting = list(range(len(sentences)))
         product = len(self.models) > 1
         for factor in (*LOOSER, 0) if product else LOOSER:
             if waiting:
-                parses = self._parse_forests(
-                    [sentences[number] for number in waiting], self.prune * factor, probabilities
-                )
-                found |= {number: parse for number, parse in zip(waiting, parses, strict=True) if parse is not None}
+                some = [sentences[number] for number in waiting]
+                decoded = self._forests.parse(some, self.prune * factor, request.wanted)
+                self._count(self._forests.coarse_to_fine)
+                parses = self._parses(some, decoded, request)
+                found |= {number: known for number, known in zip(waiting, parses, strict=True) if known}
                 waiting = [number for number in waiting if number not in found]
                 self.counts.looser += len(waiting) if factor == 1 else 0
         self.counts.sentences += len(found)
         for number in waiting:
             if product:
                 self.counts.sentences += 1
-                self.counts.fallbacks += 1
-                found[number] = Parse(self._flat(sentences[number]), -math.inf, 0.0, -math.inf, True)
+                found[number] = [self._flat(sentences[number], -torch.inf, request)]
             else:
                 self.counts.exhaustive += 1
-                (found[number],) = self._parse_batch([sentences[number]], probabilities)
+                (found[number],) = self._parse_whole([sentences[number]], request)
         return [found[number] for number in range(len(sentences))]
 
-    def _parse_forests(
-        self, sentences: list[Sequence[str]], threshold: float, probabilities: bool
-    ) -> list[Parse | None]:
-        tokens = [model.lexicon.tokens(sentences).to(self.device) for model in self.models]
-        words = [grammar.lexical.values_of(some) for grammar, some in zip(self._grammars, tokens, strict=True)]
-        coarse_words = self._coarse_words.values_of(tokens[0])
-        lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
-        skeletons, log_z = self._coarse_to_fine.parse(words, coarse_words, lengths, threshold)
-        self._count(self._coarse_to_fine.decoder)
-        ways = self._coarse_to_fine.ways
-        self.counts.float64 += ways.pop(WIDE, 0)
-        self.counts.log_sum_exp += ways.pop(LOGARITHMIC, 0)
-        found = [number for number, skeleton in enumerate(skeletons) if skeleton is not None]
-        sums = log_z.tolist()
-        parses = self._parses(
-            [sentences[number] for number in found],
-            [skeletons[number] for number in found],
-            [sums[number] for number in found],
-            probabilities,
+    def _parses(self, sentences: list[Sentence], decoded: Decoded, request: Request) -> list[list[Parse]]:
+        """What was found of each sentence."""
+        log_probs = self._log_probs(sentences, decoded.trees) if request.probabilities else {}
+        found: list[list[Parse]] = []
+        for number, (sentence, trees, log_z) in enumerate(
+            zip(sentences, decoded.trees, decoded.log_z.tolist(), strict=True)
+        ):
+            parses = []
+            for rank, skeleton in enumerate(trees):
+                tree, log_prob = self._writer.tree(skeleton, sentence.words), log_probs.get((number, rank), -torch.inf)
+                spans = self._spans(number, skeleton, decoded) if request.wanted.spans else None
+                parses.append(Parse(tree, log_prob, posterior_of(log_prob, log_z), log_z, False, spans))
+            found.append(parses)
+        return found
+
+    def _log_probs(self, sentences: list[Sentence], trees: list[list[Skeleton]]) -> dict[tuple[int, int], float]:
+        """log p(tree, sentence) of each tree of each sentence."""
+        words = self._words[0].of(sentences).split([len(sentence) for sentence in sentences])
+        found: dict[tuple[int, int], float] = {}
+        for rank in range(max(map(len, trees))):  # as many at a time as there are sentences
+            some = [number for number, known in enumerate(trees) if rank < len(known)]
+            known = self._probabilities.log_probs([trees[n][rank] for n in some], [words[n] for n in some])
+            found |= {(number, rank): log_prob for number, log_prob in zip(some, known.tolist(), strict=True)}
+        return found
+
+    def _spans(self, number: int, skeleton: Skeleton, decoded: Decoded) -> tuple[Span, ...]:
+        """The phrases of a tree of a sentence, with their posteriors."""
+        return tuple(
+            Span(label, node.start, node.start + node.width, label_posterior(self._writer, steps, label))
+            for node in skeleton
+            for steps in [decoded.steps[number, node.start, node.width]]
+            for label in self._writer.phrase_labels(self._writer.chain_of(node))
         )
-        of_sentence = dict(zip(found, parses, strict=True))
-        return [of_sentence.get(number) for number in range(len(sentences))]
+
+    def _flat(self, sentence: Sentence, log_z: float, request: Request) -> Parse:
+        """For a sentence that the grammar has no tree for."""
+        self.counts.fallbacks += 1
+        tree = self._writer.flat(sentence.words, self._words[0].of([sentence]))
+        labels = [node.label() for node in preorder(tree) if not is_preterminal(node) and node.label() != TOP]
+        spans = tuple(Span(label, 0, len(sentence), 0.0) for label in labels) if request.wanted.spans else None
+        return Parse(tree, -torch.inf, 0.0, log_z, True, spans)
+
+    def _count(self, charts: WholeCharts | CoarseToFine) -> None:
+        """What was met since it was asked last."""
+        self.counts.float64 += charts.ways.pop(WIDE, 0)
+        self.counts.log_sum_exp += charts.ways.pop(LOGARITHMIC, 0)
+        if isinstance(charts, WholeCharts) and self.decoder == VITERBI:
+            return
+        decoder: Decoder = charts.decoder
+        self.counts.negative_rules += decoder.negative
+        self.counts.by_recall += decoder.recalled
+        decoder.negative = decoder.recalled = 0
 
     @property
     def times(self) -> dict[str, float]:
@@ -350,115 +366,31 @@ class Parser(ParserI):  # type: ignore[misc]
         return dict(self._stages.seconds)
 
     @cached_property
-    def _form(self) -> FastForm:
-        return form(self._grammar, fixed=True)
+    def _listed(self) -> "Forests":
+        """For the edges of whole charts that are worth listing."""
+        return self._forests_by(self.model.coarse or projected_coarse(self.model.grammar))
 
-    def _leaf(self, sentences: list[Sequence[str]]) -> Tensor:
-        return self._words(sentences)[0]
-
-    @cached_property
-    def _exhaustive(self) -> Exhaustive:
-        return Exhaustive(self._grammar, self._form, self.decoder)
-
-    def _decode(self, solution: Solution, leaf: Tensor) -> list[Skeleton | None]:
-        self.counts.float64 += len(solution.sentences) if solution.level == WIDE else 0
-        self.counts.log_sum_exp += len(solution.sentences) if solution.level == LOGARITHMIC else 0
-        if solution.sums is None:  # the best derivation never underflows
-            some = bool((solution.chart.log_z > -torch.inf).any())
-            return self._viterbi(leaf.index_select(1, solution.sentences)) if some else [None] * len(solution.sentences)
-        found = self._exhaustive.trees(*solution.sums)
-        self._count(self._exhaustive.decoder)
-        return found
-
-    def _count(self, decoder: Decoder) -> None:
-        """What a decoder met since it was asked last."""
-        self.counts.negative_rules += decoder.negative
-        self.counts.by_recall += decoder.recalled
-        decoder.negative = decoder.recalled = 0
-
-    def _viterbi(self, leaf: Tensor) -> list[Skeleton | None]:
-        """Best derivations, with the chains of unary rules written into their symbols."""
-        found, _ = best_derivations(self._viterbi_form, leaf)
-        symbol = self._symbol_of_state
-        return [
-            None
-            if nodes is None
-            else [
-                Node(
-                    node.start,
-                    node.width,
-                    symbol[node.top],
-                    symbol[node.bottom],
-                    node.split,
-                    chain=tuple(symbol[state] for state in self._state_chains.path(node.top, node.bottom))
-                    if node.top != node.bottom
-                    else (),
-                )
-                for node in nodes
-            ]
-            for nodes in found
-        ]
-
-    @cached_property
-    def _state_chains(self) -> Chains:
-        return Chains.of_states(self._grammar)
-
-    @cached_property
-    def _symbol_chains(self) -> Chains:
-        return Chains.of_symbols(self._grammar)
-
-    @cached_property
-    def _viterbi_form(self) -> FastForm:
-        """The rules with the best unary chain between two states instead of their sum."""
-        if self._form.closure is None:
-            return self._form
-        closure, promotion = self._state_chains.closure(self._form.interminals)
-        return replace(self._form, closure=closure, promotion=promotion)
-
-    def _tree(self, skeleton: Skeleton | None, words: Sequence[str]) -> Tree:
-        """The tree without binarisation."""
-        if skeleton is None:
-            return self._flat(words)
-        names = self._grammar.symbols.names
-        built: list[list[Tree | str]] = []
-        for node in reversed(skeleton):  # children before their parents
-            subtrees = unbinarised(names[node.bottom], built.pop() + built.pop() if node.split else [words[node.start]])
-            chain = node.chain
-            if not chain and node.top != node.bottom:
-                chain = tuple(self._symbol_chains.path(node.top, node.bottom))
-            for symbol in reversed(chain[:-1]):
-                subtrees = unbinarised(names[symbol], subtrees)
-            built.append(subtrees)
-        top = Tree(TOP, built.pop())
-        return top[0] if top[0].label() == TOP else top
-
-    def _flat(self, words: Sequence[str]) -> Tree:
-        """The commonest root over each word's likeliest tag: for sentences the grammar has no tree for."""
-        grammar, inner = self._grammar, len(self._grammar.symbols.interminals)
-        states = self._leaf([words]).squeeze(1) * self._tag_frequency
-        phrases, tags_of_states = grammar.symbol_of_state.split([grammar.interminal_states, states.shape[1]])
-        by_tag = states.new_zeros(len(words), len(grammar.symbols.preterminals))
-        by_tag = by_tag.index_add(1, tags_of_states - inner, states)
-        names = grammar.symbols.preterminals
-        tags = [Tree(names[tag], [word]) for tag, word in zip(by_tag.argmax(1).tolist(), words, strict=True)]
-        roots = grammar.root.new_zeros(max(1, inner)).index_add(0, phrases, grammar.root[: len(phrases)])
-        label = grammar.symbols.interminals[int(roots.argmax())] if inner and len(tags) > 1 else None
-        if label is None or label == TOP:
-            return debinarise(Tree(TOP, tags))
-        return debinarise(Tree(TOP, [Tree(label, tags)]))
-
-    @cached_property
-    def _tag_frequency(self) -> Tensor:
-        """[preterminal states]: how often each is expected in a tree of the grammar."""
-        return expected_states(self._grammar)[self._grammar.interminal_states :]
-
-    @cached_property
-    def _symbol_of_state(self) -> list[int]:
-        return self._grammar.symbol_of_state.tolist()
+    def _forests_by(self, coarse: CoarseGrammar) -> "Forests":
+        coarse = covered(coarse).to(self.device, self._grammar.root.dtype)
+        coarse_words = WordScores(self.lexicon, coarse.grammar)
+        return Forests(
+            self._words, coarse_words, CoarseToFine(self._grammars, coarse, self.decoder, self._stages), self.device
+        )
 
 
-def _ratio(weight: float, total: float) -> float:
-    return math.exp(min(0.0, weight - total)) if weight > -math.inf else 0.0
+@dataclass(frozen=True)
+class Forests:
+    """Coarse to fine, from words on."""
+
+    words: list[WordScores]  # of each grammar
+    coarse_words: WordScores
+    coarse_to_fine: CoarseToFine
+    device: torch.device
+
+    def parse(self, sentences: list[Sentence], threshold: float, wanted: Wanted) -> Decoded:
+        words = [each.of(sentences) for each in self.words]
+        lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
+        return self.coarse_to_fine.parse(words, self.coarse_words.of(sentences), lengths, threshold, wanted)
 
 
 def default_decoder(models: Sequence[Model]) -> str:

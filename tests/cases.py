@@ -240,7 +240,8 @@ def decoded(case: Case, leaf: torch.Tensor, decoder: str) -> list[list[Node] | N
     """The trees of whole charts."""
     chart = Chart(case.form, leaf)
     outside = Outside(chart, torch.ones_like(chart.log_z))
-    return Exhaustive(case.grammar, case.form, decoder).trees(chart, outside)
+    found = Exhaustive(case.grammar, case.form, decoder).trees(chart, outside)
+    return [trees[0] if trees else None for trees in found]
 
 
 def worths(case: Case, leaf: torch.Tensor, decoder: str) -> torch.Tensor:

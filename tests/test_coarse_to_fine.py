@@ -44,14 +44,15 @@ class Projecting(CoarseToFine):
         self.fold = coarsest.words
 
     def parse(self, words, lengths, threshold, probabilities):
-        skeletons, log_z = super().parse(words, words[0] @ self.fold, lengths, threshold)
-        log_prob = torch.full_like(log_z, -math.inf)
+        decoded = super().parse(words, words[0] @ self.fold, lengths, threshold)
+        log_prob = torch.full_like(decoded.log_z, -math.inf)
+        skeletons = [trees[0] if trees else None for trees in decoded.trees]
         trees = [Skeletal(tuple(skeleton or ())) for skeleton in skeletons]
         observed = ObservedTrees.of(trees, self.rules[0], RuleNumbers(self.rules[0]))
         if probabilities and observed is not None:
             padded = torch.nn.utils.rnn.pad_sequence(words[0].split(lengths.tolist()))
             log_prob[observed.sentences] = observed.log_weights(self.rules[0], padded)
-        return [Found(*one) for one in zip(skeletons, log_z.tolist(), log_prob.tolist(), strict=True)]
+        return [Found(*one) for one in zip(skeletons, decoded.log_z.tolist(), log_prob.tolist(), strict=True)]
 
 
 class Found(NamedTuple):
@@ -175,7 +176,7 @@ def test_a_grammar_with_few_states_in_between_loses_nothing_at_low_thresholds():
     some, exhaustive = (Parser(model, PRODUCT, "cpu", "float64", prune) for prune in (1e-12, 0))
     for one, two in zip(some.analyse(sentences), exhaustive.analyse(sentences), strict=True):
         assert (one.tree, one.log_prob) == (two.tree, pytest.approx(two.log_prob, rel=1e-9))
-    assert len(some._coarse_to_fine.pruning.middle) == 1
+    assert len(some._forests.coarse_to_fine.pruning.middle) == 1
 
 
 def test_a_forest_with_fewer_edges_has_fewer_nodes():
@@ -201,19 +202,19 @@ def test_batches_that_do_not_fit_into_the_memory_are_parsed_in_halves(monkeypatc
     sentences = [["dog", "barks"], ["barks", "dog"], ["dog", "dog"], ["new", "dog"], ["dog"]]
     expected = Parser(model, device="cpu", prune=prune).parse_sents(sentences)
     parser = Parser(model, device="cpu", prune=prune)
-    name = "_parse_pruned" if prune else "_parse_batch"
+    name = "_parse_pruned" if prune else "_parse_whole"
     parse = getattr(parser, name)
 
-    def small(some, probabilities):
+    def small(some, request):
         if len(some) > 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-        return parse(some, probabilities)
+        return parse(some, request)
 
     monkeypatch.setattr(parser, name, small)
     assert parser.parse_sents(sentences) == expected
     assert (parser.counts.split > 0, parser.counts.sentences) == (True, len(sentences))
 
-    def broken(some, probabilities):
+    def broken(some, request):
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr(parser, name, broken)
@@ -321,7 +322,7 @@ def test_grammars_whose_rules_are_all_between_phrases():
     short, long = "(TOP (S (NP (NN a)) (VP (VB b))))", "(TOP (S (NP (NN c)) (VP (VP (VB b)) (NP (NN a)))))"
     trees = [Tree.fromstring(short), Tree.fromstring(long)]
     parser = Parser(train(trees * 5, "em", states=2, iterations=2), device="cpu")
-    assert parser._coarse_to_fine.pruning.coarse.form.term_counts[1:] == (0, 0, 0)
+    assert parser._forests.coarse_to_fine.pruning.coarse.form.term_counts[1:] == (0, 0, 0)
     assert parser.parse_sents([tree.leaves() for tree in trees]) == trees
     assert parser.counts.exhaustive == 0
 

@@ -17,7 +17,8 @@ from lvpcfg.files import write_text, writing
 from lvpcfg.jobs import parsing
 from lvpcfg.jobs.profile import ProfileOptions
 from lvpcfg.jobs.run import Run, peak_memory
-from lvpcfg.parser import Counts, Parser
+from lvpcfg.parse import Counts
+from lvpcfg.parser import Parser
 from lvpcfg.trees.brackets import format_tree
 from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all

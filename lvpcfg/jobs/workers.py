@@ -20,7 +20,8 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.errors import InputError
-from lvpcfg.parser import Counts, Parser
+from lvpcfg.parse import Counts
+from lvpcfg.parser import Parser
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

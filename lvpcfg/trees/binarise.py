@@ -49,11 +49,14 @@ def debinarise(tree: Tree) -> Tree:
 
 def unbinarised(label: str, children: list[Tree | str]) -> list[Tree | str]:
     """What a node of a binarised tree becomes, given what is under it: that itself, if binarisation made the node."""
-    if label.startswith(INTERMEDIATE):
-        return children
-    for name in reversed(_decode(label)):
+    for name in reversed(labels_of(label)):
         children = [Tree(name, children)]
     return children
+
+
+def labels_of(label: str) -> tuple[str, ...]:
+    """The labels that a node of a binarised tree stands for, outermost first: none, if binarisation made the node."""
+    return () if label.startswith(INTERMEDIATE) else _decode(label)
 
 
 def _finish(child: Tree, parent: str, scheme: Binarisation) -> Tree:

@@ -22,11 +22,16 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from lvpcfg.chart.decode.alternatives import ByWorth, ForestOnHost
+from lvpcfg.chart.decode.free_recall import FreeRecall
+from lvpcfg.chart.decode.kbest import Search, Trees
+from lvpcfg.chart.decode.written import Writer
 from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.chart.forest import arrays
 from lvpcfg.chart.forest.arrays import take
@@ -153,7 +158,7 @@ class Decoder:
     """Decodes forests of a grammar's symbols, by one grammar or by a product of several."""
 
     def __init__(self, name: str, grammar: Grammar, rules: FineRules, signed: bool) -> None:
-        self.name, self.signed, device = name, signed, grammar.root.device
+        self.name, self.signed, self.grammar, device = name, signed, grammar, grammar.root.device
         self.interminals = len(grammar.symbols.interminals)
         self.has_unary_rules = len(grammar.unary_rules) > 0
         self.real = torch.tensor(
@@ -168,32 +173,66 @@ class Decoder:
         return Worth(decoder or self.name, self.has_unary_rules)
 
     def trees(
-        self, forest: Forest, nodes: Nodes, posteriors: Sequence[Posteriors], lengths: Int64[Tensor, "sentences"]
-    ) -> list[Skeleton | None]:
-        """The best tree of each sentence, None where there is none."""
+        self,
+        forest: Forest,
+        nodes: Nodes,
+        posteriors: Sequence[Posteriors],
+        lengths: Int64[Tensor, "sentences"],
+        k: int = 1,
+    ) -> list[list[Skeleton]]:
+        """The k best trees of each sentence, best first; fewer where there are fewer."""
         if self.name == FREE:
             total = torch.stack([some.nodes for some in posteriors]).sum(0)
-            found = free_recall(nodes, total, lengths, self.real, self.interminals)
-            possible = (posteriors[0].log_z > -math.inf).tolist()
-            return [tree if has_tree else None for tree, has_tree in zip(found, possible, strict=True)]
+            return self.free_recall(nodes, total, lengths, posteriors[0].log_z > -math.inf, k)
         if self.signed:
             self.negative += sum(int((some.edges < -NEGLIGIBLE).sum()) for some in posteriors)
 
-        def decode(decoder: str) -> list[Skeleton | None]:
+        def decode(decoder: str) -> list[list[Skeleton]]:
             worths = [self._worths(decoder, forest, nodes, some) for some in posteriors]
             edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
-            return trees_of(forest, nodes, best_trees(forest, edges, leaves), lengths)
+            best = best_trees(forest, edges, leaves)
+            found = trees_of(forest, nodes, best, lengths)
+            if k == 1:
+                return as_lists(found)
+            return self.k_best(ByWorth(ForestOnHost(forest, nodes), edges, best.worth), forest.tops, found, k)
 
         return self.or_recall(decode)
 
-    def or_recall(self, decode: Callable[[str], list[Skeleton | None]]) -> list[Skeleton | None]:
+    def free_recall(
+        self,
+        nodes: Nodes,
+        posterior: Float[Tensor, "at_least_nodes"],
+        lengths: Int64[Tensor, "sentences"],
+        possible: Bool[Tensor, "sentences"],
+        k: int,
+    ) -> list[list[Skeleton]]:
+        """By free recall, of the sentences that are possible."""
+        known = FreeRecall(nodes, posterior, lengths, self.real, self.interminals)
+        if k > 1:
+            return known.k_best(possible.tolist(), k, self.writer.labels_of_step)
+        return [[tree] if has_tree else [] for tree, has_tree in zip(known.trees(), possible.tolist(), strict=True)]
+
+    def k_best(
+        self, trees: Trees, tops: Int64[Tensor, "sentences"], first: Sequence[Skeleton | None], k: int
+    ) -> list[list[Skeleton]]:
+        """The k best trees of each sentence, of which the first is known, None where there is none."""
+        return [
+            [] if best is None else Search(trees, self.writer.labels_of_step).best(trees.node_on_top(top), k, best)
+            for top, best in zip(tops.tolist(), first, strict=True)
+        ]
+
+    def or_recall(self, decode: Callable[[str], list[list[Skeleton]]]) -> list[list[Skeleton]]:
         """By the decoder; where negative posteriors leave no tree, by labelled recall."""
         found = decode(self.name)
-        if not self.signed or self.name == RECALL or None not in found:
+        if not self.signed or self.name == RECALL or all(found):
             return found
         recalled = decode(RECALL)
-        self.recalled += found.count(None) - recalled.count(None)
-        return [tree or other for tree, other in zip(found, recalled, strict=True)]
+        self.recalled += sum(not trees and bool(others) for trees, others in zip(found, recalled, strict=True))
+        return [trees or others for trees, others in zip(found, recalled, strict=True)]
+
+    @cached_property
+    def writer(self) -> Writer:
+        return Writer(self.grammar)
 
     def _worths(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
         """The worth of each edge and of each leaf."""
@@ -202,6 +241,11 @@ class Decoder:
         real = self.real[nodes.symbol[torch.where(is_step, forest.parent, 0)]]
         of_edges = torch.where(is_step, worth.step(edges, parents, real), worth.rule(edges, parents))
         return of_edges, worth.tag(known.nodes[forest.leaves])
+
+
+def as_lists(trees: Sequence[Skeleton | None]) -> list[list[Skeleton]]:
+    """The best tree of each sentence as a list, without any where there is none."""
+    return [[] if tree is None else [tree] for tree in trees]
 
 
 def best_trees(forest: Forest, edges: Float[Tensor, "edges"], leaves: Float[Tensor, "leaves"]) -> BestTrees:
@@ -246,52 +290,3 @@ def trees_of(
         return nodes.start[some], nodes.width[some], nodes.symbol[some]
 
     return best.skeletons(tops, lengths, describe)
-
-
-def free_recall(
-    nodes: Nodes,
-    posterior: Float[Tensor, "at_least_nodes"],
-    lengths: Int64[Tensor, "sentences"],
-    real: Bool[Tensor, "symbols"],
-    interminals: int,
-) -> list[Skeleton | None]:
-    """argmax over all binary trees of sum of |mu(label, i, j)|, with the best label of each span, or none.
-
-    Symbols that binarisation added are not `real`: they score 0, and a span whose likeliest symbol is one of them gets
-    no label.
-    """
-    batch, n = len(lengths), int(lengths.max())
-    cell = (nodes.sentence * n + nodes.start) * n + nodes.width - 1  # [sentence, start, width]
-    posterior = posterior[: len(cell)].abs()
-    unlabelled = int(real.long().argmin())  # a symbol that binarisation added, if there is one
-
-    def likeliest(layer: Tensor) -> Tensor:
-        """[batch, starts, widths]: symbols."""
-        at, symbol = cell[layer], nodes.symbol[layer]
-        largest = posterior.new_zeros(batch * n * n).scatter_reduce(0, at, posterior[layer], "amax")
-        won = (posterior[layer] == largest[at]) & (posterior[layer] > 0)
-        labels = torch.full((batch * n * n,), unlabelled, device=at.device)
-        return labels.index_copy_(0, at[won], symbol[won]).view(batch, n, n)
-
-    worth = torch.where(nodes.top & real[nodes.symbol], posterior, 0)
-    best = posterior.new_zeros(batch * n * n).scatter_reduce(0, cell, worth, "amax").view(batch, n, n)
-    splits = torch.zeros_like(best, dtype=torch.int64)
-    for width in range(2, n + 1):
-        start = torch.arange(n - width + 1, device=cell.device).unsqueeze(1)
-        part = torch.arange(1, width, device=cell.device)
-        value, split = (best[:, start, part - 1] + best[:, start + part, width - part - 1]).max(2)
-        best[:, : n - width + 1, width - 1] += value
-        splits[:, : n - width + 1, width - 1] = split + 1
-    tops, bottoms, parts = (grid.tolist() for grid in (likeliest(nodes.top), likeliest(~nodes.top), splits))
-    found: list[Skeleton | None] = []
-    for sentence, length in enumerate(lengths.tolist()):
-        tree: Skeleton = []
-        waiting = [(0, length)]
-        while waiting:
-            at, width = waiting.pop()
-            label, below, left = (grid[sentence][at][width - 1] for grid in (tops, bottoms, parts))
-            tree.append(Node(at, width, label, label if label >= interminals else below, left))
-            if left:
-                waiting += [(at + left, width - left), (at, left)]
-        found.append(tree)
-    return found

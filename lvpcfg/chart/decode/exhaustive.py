@@ -10,16 +10,20 @@ each rule and the best rule of each parent are found for all spans of a width at
 Nodes are numbered by layer (bottom, top), cell and symbol, cells by width, start and sentence, as in the charts.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lvpcfg.chart.decode.decode import NEGLIGIBLE, BestTrees, Decoder, free_recall
+from lvpcfg.chart.decode.decode import NEGLIGIBLE, BestTrees, Decoder, as_lists
+from lvpcfg.chart.decode.spans import Cell, Steps
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, Block, DenseBlock, select
 from lvpcfg.chart.fast.forms import TensorForm
 from lvpcfg.chart.fast.inside import Chart, FastForm, Spans
 from lvpcfg.chart.fast.outside import Outside
+from lvpcfg.chart.forest.arrays import take
 from lvpcfg.chart.forest.prune import FineRules, Nodes
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.grammar import Grammar
@@ -45,17 +49,19 @@ class Exhaustive:
         self.of_tags = member[states:, self.inner :]
 
     @torch.inference_mode()
-    def trees(self, chart: Chart, outside: Outside) -> list[Skeleton | None]:
-        """The best tree of each sentence, None where there is none."""
+    def trees(self, chart: Chart, outside: Outside, k: int = 1) -> list[list[Skeleton]]:
+        """The best tree of each sentence; by free recall the k best. None where there is none."""
+        possible = chart.log_z > -torch.inf
         if self.decoder.name == FREE:
-            return self._free_recall(chart, outside)
+            nodes, posterior, lengths = self._nodes(chart, outside)
+            return self.decoder.free_recall(nodes, posterior, lengths, possible, k)
         if chart.form.projects and self.form is not None:
             chart = chart.seen_through(self.form.to(chart.word.dtype))  # its cells as children of rules
-        found = self.decoder.or_recall(lambda decoder: SymbolChart(self, chart, outside, decoder).skeletons())
-        possible = (chart.log_z > -torch.inf).tolist()
-        return [tree if has_tree else None for tree, has_tree in zip(found, possible, strict=True)]
+        found = self.decoder.or_recall(lambda decoder: as_lists(SymbolChart(self, chart, outside, decoder).skeletons()))
+        return [some if has_tree else [] for some, has_tree in zip(found, possible.tolist(), strict=True)]
 
-    def _free_recall(self, chart: Chart, outside: Outside) -> list[Skeleton | None]:
+    def _nodes(self, chart: Chart, outside: Outside) -> tuple[Nodes, Tensor, Tensor]:
+        """All symbols of all spans, their posteriors, and the lengths of sentences."""
         first = chart.first_cells
         layers = [
             self.by_symbol(chart.bottom.cells * outside.bottom.cells, chart.word * outside.word),
@@ -68,9 +74,48 @@ class Exhaustive:
         nodes = Nodes(row % chart.batch, row // chart.batch, width, node % self.symbols, top)
         lengths = torch.full((chart.batch,), chart.length, device=node.device)
         lengths = lengths if chart.lengths is None else chart.lengths
-        found = free_recall(nodes, torch.cat(layers).flatten(), lengths, self.decoder.real, self.inner)
-        possible = (chart.log_z > -torch.inf).tolist()
-        return [tree if has_tree else None for tree, has_tree in zip(found, possible, strict=True)]
+        return nodes, torch.cat(layers).flatten(), lengths
+
+    @torch.inference_mode()
+    def steps(self, chart: Chart, outside: Outside, cells: Sequence[Cell]) -> Steps:
+        """The posteriors of the steps over some spans."""
+        found: Steps = {cell: [] for cell in cells}
+        phrases = [cell for cell in cells if cell[2] > 1]
+        words = [cell for cell in cells if cell[2] == 1]
+        of_words = self._rows(chart, words)
+        tags = self.tags(chart.word_top[of_words] * outside.word_top[of_words])
+        _add(found, words, torch.diag_embed(tags), self.inner, self.inner)
+        rows = self._rows(chart, phrases)
+        above, below = outside.top.cells[rows], chart.bottom.cells[rows]
+        if chart.form.closure is None or chart.form.promotion is None:
+            _add(found, phrases, torch.diag_embed(self.phrases(below * above)), 0, 0)
+            return found
+        for some, over, under, closure, first in (
+            (phrases, above, below, chart.form.closure, 0),
+            (words, outside.top.cells[of_words], chart.word[of_words], chart.form.promotion, self.inner),
+        ):
+            size = max(1, CHUNK // closure.numel())
+            for begin in range(0, len(some), size):
+                part = slice(begin, begin + size)
+                joint = self.joint(under[part], closure, over[part], first > 0)
+                _add(found, some[part], joint.transpose(1, 2), 0, first)
+        return found
+
+    def _rows(self, chart: Chart, cells: Sequence[Cell]) -> Int64[Tensor, "cells"]:
+        sentence, start, width = torch.tensor(cells, device=chart.word.device).long().view(-1, 3).unbind(1)
+        return take(chart.first_cells, width - 1) + start * chart.batch + sentence
+
+    def joint(
+        self,
+        below: Float[Tensor, "cells states"],
+        closure: Float[Tensor, "states inner"],
+        above: Float[Tensor, "cells inner"],
+        words: bool,
+    ) -> Float[Tensor, "cells symbols_below symbols_above"]:
+        """The posteriors of all steps over spans, of which the bottoms are words or phrases."""
+        joint = self.phrases(below.unsqueeze(2) * closure * above.unsqueeze(1))
+        member = self.tags if words else self.phrases
+        return joint if self.plain else member(joint.transpose(1, 2)).transpose(1, 2)
 
     def by_symbol(
         self, phrases: Float[Tensor, "cells inner"], words: Float[Tensor, "words word_states"]
@@ -218,12 +263,9 @@ class SymbolChart:
         `below` and `above` are inside and outside scores of states, `top` the posteriors of the symbols above, `bottom`
         the worth of the best trees below. Returns the worth of the best trees with the step, [cells, interminals].
         """
-        grammar, member = self.grammar, self.grammar.tags if symbol else self.grammar.phrases
-        parts = []
+        grammar, parts = self.grammar, []
         for inside, outside in zip(*(x.split(max(1, CHUNK // closure.numel())) for x in (below, above)), strict=True):
-            # [cells, states, symbols above]
-            joint = grammar.phrases(inside.unsqueeze(2) * closure * outside.unsqueeze(1))
-            parts.append(joint if grammar.plain else member(joint.transpose(1, 2)).transpose(1, 2))
+            parts.append(grammar.joint(inside, closure, outside, symbol > 0))
         worth = self.worth.step(torch.cat(parts), top.unsqueeze(1), self.real[: grammar.inner])
         worth, source = (bottom.unsqueeze(2) + worth).max(1)
         phrase = torch.arange(grammar.inner, device=cell.device)
@@ -255,3 +297,12 @@ class SymbolChart:
             return (cell - self.first[width - 1]) // self.chart.batch, width, node % self.grammar.symbols
 
         return self.best.skeletons(self.roots, lengths, describe)
+
+
+def _add(
+    steps: Steps, cells: Sequence[Cell], posterior: Float[Tensor, "cells above below"], first: int, first_below: int
+) -> None:
+    """Steps that are possible; the numbers of symbols begin with those that are given."""
+    for place, above, below in (posterior != 0).nonzero().tolist():
+        value = float(posterior[place, above, below])
+        steps[cells[place]].append((first + above, first_below + below, value))

@@ -98,6 +98,11 @@ class Plan:
 
     # Rules
 
+    @property
+    def shape_of_edges(self) -> tuple[Int[Tensor, "edges"], Int[Tensor, "edges"]]:
+        """The shape of the rule of each edge, and which of the rules of that shape it is."""
+        return take(self._shapes.shape_of, self.rule), take(self._shapes.within, self.rule)
+
     def weights(self, rules: Float[Tensor, "numbers"], dtype: torch.dtype) -> Weights:
         """The rules of each shape, from the tensors of all that have one, end to end."""
         weights: Weights = []

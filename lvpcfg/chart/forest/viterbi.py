@@ -3,12 +3,12 @@
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.chart.forest.arrays import take, true_indices, worth_computing
 from lvpcfg.chart.forest.logarithms import LogScores
-from lvpcfg.chart.forest.plan import IMPOSSIBLE, Plan
+from lvpcfg.chart.forest.plan import IMPOSSIBLE, Plan, Scores
 from lvpcfg.chart.forest.tiles import Tensors, outer
 from lvpcfg.chart.semirings import safe_log
 
@@ -27,7 +27,7 @@ def best_derivations(
         return _downwards(plan, weights, alpha, None)
     scores = plan.inside([*weights], leaf, best=True)
     chosen = _downwards(plan, weights, scores.alpha, scores.exponent)
-    failed = ~scores.log_z.isfinite() & ~(take(scores.exponent, plan.forest.tops) < IMPOSSIBLE / 2)
+    failed = _failed(plan, scores)
     if bool(failed.any()):
         again, part = plan.part(true_indices(failed))
         words = take(leaf, part.leaves).double()
@@ -35,6 +35,29 @@ def best_derivations(
         numbers = torch.nn.functional.pad(part.edges, (0, 1), value=-1)  # the last one is that of -1
         chosen.index_copy_(0, part.nodes, numbers[edges])
     return chosen
+
+
+def best_scores(
+    plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"], logarithms: bool = False
+) -> Float64[Tensor, "nodes_and_2 states"]:
+    """The logarithm of the best derivation below each state of each node; the arguments are those above."""
+    weights = [some.written_out() for some in plan.weights(rules, leaf.dtype)]
+    if logarithms:
+        return LogScores(plan, [*weights], leaf, best=True).alpha
+    scores = plan.inside([*weights], leaf, best=True)
+    alpha = safe_log(scores.alpha.double()) + math.log(2) * scores.exponent.double().unsqueeze(1)
+    failed = _failed(plan, scores)
+    if bool(failed.any()):
+        again, part = plan.part(true_indices(failed))
+        words = take(leaf, part.leaves).double()
+        better = best_scores(again, rules, words, logarithms=leaf.dtype == torch.float64)[:-2]
+        alpha.index_copy_(0, part.nodes, better)
+    return alpha
+
+
+def _failed(plan: Plan, scores: Scores) -> Bool[Tensor, "sentences"]:
+    """Whose best derivation is out of the range of the type."""
+    return ~scores.log_z.isfinite() & ~(take(scores.exponent, plan.forest.tops) < IMPOSSIBLE / 2)
 
 
 def _downwards(plan: Plan, weights: list[Tensors], alpha: Tensor, exponent: Tensor | None) -> Tensor:

@@ -1,0 +1,29 @@
+"""What decoding gives, from pruned forests and from whole charts."""
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from lvpcfg.chart.decode.spans import Steps
+from lvpcfg.chart.derivations import Skeleton
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be known of each sentence: how many trees, and the posteriors of their spans."""
+
+    trees: int = 1
+    spans: bool = False
+
+
+BEST = Wanted()
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Of some sentences."""
+
+    trees: list[list[Skeleton]]  # best first; none where the grammar has none
+    log_z: Float64[Tensor, "sentences"]
+    steps: Steps = field(default_factory=dict)  # of the spans of the trees, if they are wanted

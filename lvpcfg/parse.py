@@ -1,0 +1,52 @@
+"""What a parser gives: trees, what is known about them, and what happened."""
+
+import math
+from dataclasses import dataclass
+
+from nltk.tree import Tree
+
+
+@dataclass(frozen=True)
+class Span:
+    """A phrase of a tree."""
+
+    label: str
+    start: int
+    end: int  # one past its last word
+    # p(a tree of the sentence has this label over this span | sentence), over all trees as they are written; of a
+    # product the mean over its grammars. 0 in flat trees.
+    posterior: float
+
+
+@dataclass(frozen=True)
+class Parse:
+    """A tree and what is known about it."""
+
+    tree: Tree
+    # log p(tree, sentence), summed over states and over unary chains with the same ends; -inf for a tree that the
+    # grammar does not have: a flat one, or one whose rules are possible each, but not together.
+    log_prob: float
+    posterior: float  # p(tree | sentence); at most 1, which negative parameters could exceed
+    sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
+    flat: bool  # the grammar has no tree for the sentence
+    spans: tuple[Span, ...] | None = None  # the phrases in preorder, on request
+
+
+@dataclass
+class Counts:
+    """What happened while parsing."""
+
+    sentences: int = 0
+    fallbacks: int = 0  # no path through the grammar: a flat tree
+    float64: int = 0  # float32 was not enough
+    log_sum_exp: int = 0  # float64 was not enough: decoded by Viterbi
+    looser: int = 0  # pruning left nothing: parsed again with a lower threshold
+    exhaustive: int = 0  # nor did lower thresholds: parsed without one
+    split: int = 0  # batches that were too large for the memory, and were parsed in halves
+    negative_rules: int = 0  # posteriors below zero, through signed parameters
+    by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
+    unknown_tags: int = 0  # given tags that the model does not know: any tag instead
+
+
+def posterior_of(log_prob: float, log_z: float) -> float:
+    return math.exp(min(0.0, log_prob - log_z)) if log_prob > -math.inf else 0.0
