@@ -42,6 +42,8 @@ class Counts:
     log_sum_exp: int = 0  # float64 was not enough: decoded by Viterbi
     looser: int = 0  # pruning left nothing: parsed again with a lower threshold
     exhaustive: int = 0  # nor did lower thresholds: parsed without one
+    too_long: int = 0  # more words than `max_length`: a flat tree
+    bounded: int = 0  # a whole chart would have been too large: a flat tree
     split: int = 0  # batches that were too large for the memory, and were parsed in halves
     negative_rules: int = 0  # posteriors below zero, through signed parameters
     by_recall: int = 0  # sentences that those left without a tree: labelled recall instead

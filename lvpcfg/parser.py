@@ -36,7 +36,9 @@ DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 SPANS = 1 << 19  # of the sentences of a batch, where charts are pruned
 TOKENS = 1 << 14
 THRESHOLD = 5e-5  # rules at splits with a smaller posterior are pruned
+MAX_LENGTH = 400
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
+NUMBERS = 1 << 25  # of a whole chart, for a sentence of which pruning left nothing
 WORTH_LISTING = 1e-9  # of whole charts, rules at splits whose posterior by the coarse grammar is larger
 Tags = Iterable[Sequence[str | None] | None]  # of the words of each sentence
 
@@ -56,7 +58,7 @@ class Parser(ParserI):  # type: ignore[misc]
     where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
     `dtype` "float32" or "float64". Charts of models with a coarse grammar are pruned: rules at splits whose posterior
     by that grammar is below `prune` are dropped; 0 drops nothing. Batches have up to
-    `batch_tokens` words, or less where charts are large.
+    `batch_tokens` words, or less where charts are large. Sentences of more than `max_length` words get a flat tree.
     """
 
     def __init__(
@@ -67,15 +69,17 @@ class Parser(ParserI):  # type: ignore[misc]
         dtype: str = "float32",
         prune: float = THRESHOLD,
         batch_tokens: int = TOKENS,
+        max_length: int = MAX_LENGTH,
     ) -> None:
         if decoder is not None:
             expect("decoder", decoder, DECODERS)
         expect("dtype", dtype, DTYPE_NAMES)
         if not isinstance(prune, int | float) or not 0 <= prune < 1:
             raise InputError(f"prune is {show(prune)}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
-        if not isinstance(batch_tokens, int) or batch_tokens < 1:
-            raise InputError(f"batch_tokens is {show(batch_tokens)}: expected a number of words, such as {TOKENS}.")
-        self.batch_tokens = batch_tokens
+        for name, number, usual in (("batch_tokens", batch_tokens, TOKENS), ("max_length", max_length, MAX_LENGTH)):
+            if not isinstance(number, int) or number < 1:
+                raise InputError(f"{name} is {show(number)}: expected a number of words, such as {usual}.")
+        self.batch_tokens, self.max_length = batch_tokens, max_length
         self.models: list[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
         if not all(isinstance(each, Model) for each in self.models):
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
@@ -115,10 +119,11 @@ class Parser(ParserI):  # type: ignore[misc]
         dtype: str = "float32",
         prune: float = THRESHOLD,
         batch_tokens: int = TOKENS,
+        max_length: int = MAX_LENGTH,
     ) -> "Parser":
         """A parser for the model in a folder, or for the product of those in several."""
         paths = [path] if isinstance(path, str | os.PathLike) else path
-        return Parser([Model.load(path) for path in paths], decoder, device, dtype, prune, batch_tokens)
+        return Parser([Model.load(path) for path in paths], decoder, device, dtype, prune, batch_tokens, max_length)
 
     def parse(self, sent: Sequence[str]) -> Tree:
         """The tree of one tokenised sentence."""
@@ -203,8 +208,9 @@ class Parser(ParserI):  # type: ignore[misc]
             total=len(sentences), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
         ) as bar:
             for batch in self._batches([len(sentence) for sentence in sentences]):
-                parses = self._parse_some([sentences[number] for number in batch], request)
-                found.update(zip(batch, parses, strict=True))
+                some = [sentences[number] for number in batch]
+                parse = self._parse_some if len(some[0]) <= self.max_length else self._too_long
+                found.update(zip(batch, parse(some, request), strict=True))
                 bar.update(len(batch))
                 if update is not None:
                     update(len(batch))
@@ -245,12 +251,22 @@ class Parser(ParserI):  # type: ignore[misc]
         half = len(sentences) // 2
         return [*self._parse_some(sentences[:half], request), *self._parse_some(sentences[half:], request)]
 
+    def _too_long(self, sentences: list[Sentence], request: Request) -> list[list[Parse]]:
+        """Flat trees, for sentences of more words than any may have."""
+        self.counts.sentences += len(sentences)
+        self.counts.too_long += len(sentences)
+        return [[self._flat(sentence, -torch.inf, request)] for sentence in sentences]
+
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """Sentences that are parsed together, longest first: of one length, unless charts are pruned."""
         order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
         begin = 0
         while begin < len(order):
             longest = lengths[order[begin]]
+            if longest > self.max_length:
+                yield order[begin : begin + 1]
+                begin += 1
+                continue
             size = SPANS // longest**2 if self._pruned else self._whole.batch(longest)
             batch = order[begin : begin + max(1, min(size, self.batch_tokens // longest))]
             if not self._pruned:
@@ -298,8 +314,10 @@ class Parser(ParserI):  # type: ignore[misc]
                 self.counts.looser += len(waiting) if factor == 1 else 0
         self.counts.sentences += len(found)
         for number in waiting:
-            if product:
+            too_large = not product and self._whole.numbers(len(sentences[number])) > NUMBERS
+            if product or too_large:
                 self.counts.sentences += 1
+                self.counts.bounded += too_large
                 found[number] = [self._flat(sentences[number], -torch.inf, request)]
             else:
                 self.counts.exhaustive += 1

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import math
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,7 +22,7 @@ from lvpcfg.batch.parts import Parts
 from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader, Record
 from lvpcfg.jobs import batch
-from lvpcfg.parser import Parse
+from lvpcfg.parse import Parse, Span
 from lvpcfg.trees.brackets import trees_from_text
 from lvpcfg.trees.walk import words
 
@@ -199,6 +201,16 @@ def test_trees_as_json():
     writer = Writer(formats.JSONL)
     found = json.loads(writer.bytes(Record(["b"], id="x"), [parse_of("(A b)")]))
     assert found == {"id": "x", "tree": "(A b)", "log_prob": -1.5, "posterior": 0.25, "flat": False}
+    more = Writer(formats.JSONL, k_best=2, spans=True)
+    other = replace(parse_of("(B b)"), log_prob=-math.inf, posterior=0.0, flat=True)
+    best = replace(parse_of("(A b)"), spans=(Span("A", 0, 1, 0.75),))
+    assert json.loads(more.bytes(Record(["b"], id="x"), [best, other])) == found | {
+        "spans": [["A", 0, 1, 0.75]],
+        "k_best": [
+            {"tree": "(A b)", "log_prob": -1.5, "posterior": 0.25, "spans": [["A", 0, 1, 0.75]]},
+            {"tree": "(B b)", "log_prob": None, "posterior": 0.0},
+        ],
+    }
     assert json.loads(writer.bytes(Record([], id=3, problem="why"), [])) == {"id": 3, "tree": None, "problem": "why"}
     assert json.loads(writer.bytes(Record([]), [])) == {"id": None, "tree": None}
     half = writer.bytes(Record(["b"], id="\ud800"), [parse_of("(A b)")]).decode()  # of a surrogate pair, as in JSON

@@ -11,7 +11,9 @@ from nltk.tree import Tree
 from strategies import random_model
 
 from lvpcfg import Binarisation, InputError, Parser, corpus, evaluate, normalise, train
+from lvpcfg import parser as parser_module
 from lvpcfg.chart.decode.chains import Chains
+from lvpcfg.chart.forest import prune
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.options import DECODERS
@@ -26,6 +28,11 @@ def model():
 @pytest.fixture(scope="module")
 def kept():
     return train(corpus("train"))
+
+
+@pytest.fixture(scope="module")
+def latent():
+    return train(corpus("train"), estimator="em", states=2, iterations=2)
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +267,36 @@ def test_log_probabilities_of_trees_by_rules_that_a_cp_form_does_not_list():
 def test_what_is_no_model_is_named(model):
     with pytest.raises(InputError, match="takes a model"):
         Parser(model)
+
+
+def test_the_work_of_a_sentence_is_bounded(latent, monkeypatch):
+    """In words; in what pruning leaves of a chart; and in whole charts, where it leaves nothing."""
+    sentences = [["The", "dog", "barks", "."], ["A", "cat", "."], ["dog"] * 5]
+    done = []
+    parser = Parser(latent, max_length=3, prune=1e-6)
+    first, second, third = parser.k_best_sents(sentences, 2, update=done.append, spans=True)
+    assert [parses[0].flat for parses in (first, second, third)] == [True, False, True]
+    assert third[0].tree.leaves() == sentences[2]
+    assert third[0].spans[0].posterior == 0
+    assert (parser.counts.sentences, parser.counts.too_long, parser.counts.fallbacks) == (3, 2, 2)
+    assert sum(done) == 3
+
+    monkeypatch.setattr(prune, "MOST", 0)
+    parser = Parser(latent)
+    trees = parser.parse_sents(sentences[:2])
+    assert trees == Parser(latent, prune=0).parse_sents(sentences[:2])
+    assert (parser.counts.looser, parser.counts.exhaustive, parser.counts.bounded) == (
+        1,
+        1,
+        0,
+    )  # three words have no choice
+
+    monkeypatch.setattr(parser_module, "NUMBERS", 0)
+    parser = Parser(latent)
+    assert [parse.flat for parse in parser.analyse(sentences[:2])] == [True, False]
+    assert (parser.counts.bounded, parser.counts.fallbacks, parser.counts.exhaustive) == (1, 1, 0)
+
+
+def test_five_thousand_words_take_no_time(latent):
+    (tree,) = Parser(latent).parse_sents([["dog"] * 5000])
+    assert len(tree.leaves()) == 5000

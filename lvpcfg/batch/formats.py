@@ -10,7 +10,8 @@ from nltk.tree import Tree
 
 from lvpcfg.batch.records import Record
 from lvpcfg.options import BRACKETS, CONLL, JSONL
-from lvpcfg.parser import Parse, Parser
+from lvpcfg.parse import Parse
+from lvpcfg.parser import Parser
 from lvpcfg.trees.brackets import format_tree
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.walk import is_preterminal
@@ -37,10 +38,10 @@ class Writer:
         self, parser: Parser, records: Sequence[Record], update: Callable[[int], object]
     ) -> Sequence[Sequence[Tree | Parse]]:
         """The trees of each record, with as much about them as will be written."""
-        sentences = [record.words for record in records]
-        if self.kind != JSONL:
-            return [[tree] for tree in parser.parse_sents(sentences, update=update)]
-        return [[parse] for parse in parser.analyse(sentences)]
+        sentences, tags = [record.words for record in records], [record.tags for record in records]
+        if self.kind == JSONL:
+            return parser.k_best_sents(sentences, self.k_best, update=update, tags=tags, spans=self.spans)
+        return [[tree] for tree in parser.parse_sents(sentences, update=update, tags=tags)]
 
     def bytes(self, record: Record, parses: Sequence[Any]) -> bytes:
         """A record with its trees; none, where it has no words."""
@@ -66,7 +67,9 @@ class Writer:
 
     def _tree(self, parse: Parse) -> dict[str, Any]:
         log_prob = parse.log_prob if parse.log_prob > -math.inf else None  # JSON has no infinity
-        found = {"tree": format_tree(parse.tree), "log_prob": log_prob, "posterior": parse.posterior}
+        found: dict[str, Any] = {"tree": format_tree(parse.tree), "log_prob": log_prob, "posterior": parse.posterior}
+        if parse.spans is not None:
+            found["spans"] = [[span.label, span.start, span.end, span.posterior] for span in parse.spans]
         return found
 
 

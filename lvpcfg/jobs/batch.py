@@ -56,7 +56,8 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
         with parts.begun() if processes.is_first() else nullcontext(), _told_how_to_go_on(run):
             done = dict(processes.from_first(sorted(parts.done().items()) if processes.is_first() else None))
             work = Work(corpus, _words(options, engine), frozenset(done))
-            with Progress(records, run, before=sum(done.values())) as progress, Disk() as disk:
+            before = sum(done.values())
+            with Progress(records, run, before) as progress, Disk() as disk:
                 for parsed in engine.results(work if processes.number() == 1 else _claimed(work)):
                     disk.put(parts.write, parsed)
                     progress.add(parsed)
@@ -65,7 +66,7 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
                 raise InputError("the input was changed while it was parsed: expected the same sentences to the end.")
             if processes.is_first():
                 summary = parts.join(records, writer.begin, writer.end)
-                _report(summary, time.perf_counter() - begin, engine.device, run)
+                _report(summary, before, time.perf_counter() - begin, engine.device, run)
                 run.say(f"The trees are in {path}.")
 
 
@@ -91,7 +92,7 @@ def to_stream(options: ParseOptions, paths: tuple[str, ...] | None, run: Run) ->
                 for parsed in window:
                     summary.add(parsed)
             write(writer.end)
-        _report(summary, time.perf_counter() - begin, engine.device, run)
+        _report(summary, 0, time.perf_counter() - begin, engine.device, run)
         if options.output is not None:
             run.say(f"The trees are in {options.output}.")
 
@@ -216,6 +217,9 @@ class Progress:
 
     def add(self, parsed: Parsed) -> None:
         counts = parsed.counts
+        if not self.records:
+            self.run.result["first_sentences"] = counts["sentences"]
+            self.run.result["first_seconds"] = time.perf_counter() - self.begin
         self.words += counts["words"]
         self.flat += counts["fallbacks"]
         seen = self.records
@@ -323,13 +327,15 @@ def _output(path: str | None) -> Iterator[Callable[[bytes], object]]:
         yield write
 
 
-def _report(summary: Summary, seconds: float, device: str, run: Run) -> None:
+def _report(summary: Summary, before: int, seconds: float, device: str, run: Run) -> None:
+    """`before` of the records were parsed by an earlier job, in other seconds."""
     counts = summary.counts
+    share = 1 - before / max(1, counts["records"])
     run.result |= counts
-    run.result["words_per_second"] = counts["words"] / seconds
+    run.result |= {"seconds": seconds, "words_per_second": share * counts["words"] / seconds}
     run.result |= {f"latency_{name}": value for name, value in _quantiles(summary.batches).items()}
     run.result["memory_mb"] = peak_memory()
-    say_what_happened(counts, counts["sentences"] / seconds, device, run)
+    say_what_happened(counts, share * counts["sentences"] / seconds, device, run)
 
 
 def _quantiles(batches: list[tuple[int, float]]) -> dict[str, float]:

@@ -8,6 +8,8 @@ from lvpcfg.options import DECODERS, DTYPE_NAMES
 from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
+OF_PARSERS = ("decoder", "device", "dtype", "prune", "batch_tokens", "max_length")
+
 
 @dataclass(kw_only=True)
 class DeviceOptions:
@@ -24,6 +26,7 @@ class ParserOptions(DeviceOptions):
     dtype: str
     prune: float
     batch_tokens: int
+    max_length: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,11 +35,11 @@ class ParserOptions(DeviceOptions):
         expect("dtype", self.dtype, DTYPE_NAMES)
         if not 0 <= self.prune < 1:
             raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
-        expect_positive(self, "batch_tokens")
+        expect_positive(self, "batch_tokens", "max_length")
 
     def parser(self) -> dict[str, Any]:
         """What a `Parser` is made with."""
-        return {name: getattr(self, name) for name in ("decoder", "device", "dtype", "prune", "batch_tokens")}
+        return {name: getattr(self, name) for name in OF_PARSERS}
 
 
 @dataclass(kw_only=True)

@@ -48,11 +48,14 @@ class WholeCharts:
 
     def batch(self, length: int) -> int:
         """How many sentences are parsed at once: as many as keep charts and rule scores within bounds."""
+        return min(64, CELLS // max(1, self.numbers(length)))
+
+    def numbers(self, length: int) -> int:
+        """Of the chart of a sentence, and of what it is computed with, roughly."""
         binary = self.grammar.binary
         lanes = self.form.lanes + max(binary.state_counts)
         between_phrases = int((binary.child_types == 0).sum())  # rules that have a score at every split
-        numbers = length * length * (16 * lanes + 2 * between_phrases) + 2 * length * self.form.matrix_size
-        return min(64, CELLS // max(1, numbers))
+        return length * length * (16 * lanes + 2 * between_phrases) + 2 * length * self.form.matrix_size
 
     def parse(
         self, leaf: Float[Tensor, "length batch tag_states"], wanted: Wanted = BEST, log_z: bool = True
