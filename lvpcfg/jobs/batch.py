@@ -49,7 +49,7 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
     corpus, writer = _corpus(options, paths), _writer(options, path)
     with _engine(options, writer) as engine:
         begin = time.perf_counter()
-        (digest, records), stamps = corpus.survey(), corpus.stamps()
+        (digest, number), stamps = corpus.survey(), corpus.stamps()
         manifest = _manifest(options, corpus, writer, engine, digest)
         processes.expect_same("input, models or options", manifest)
         parts = Parts(path, manifest)
@@ -57,7 +57,7 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
             done = dict(processes.from_first(sorted(parts.done().items()) if processes.is_first() else None))
             work = Work(corpus, _words(options, engine), frozenset(done))
             before = sum(done.values())
-            with Progress(records, run, before) as progress, Disk() as disk:
+            with Progress(number, run, before) as progress, Disk() as disk:
                 for parsed in engine.results(work if processes.number() == 1 else _claimed(work)):
                     disk.put(parts.write, parsed)
                     progress.add(parsed)
@@ -65,7 +65,7 @@ def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) 
             if corpus.stamps() != stamps:
                 raise InputError("the input was changed while it was parsed: expected the same sentences to the end.")
             if processes.is_first():
-                summary = parts.join(records, writer.begin, writer.end)
+                summary = parts.join(number, writer.begin, writer.end)
                 _report(summary, before, time.perf_counter() - begin, engine.device, run)
                 run.say(f"The trees are in {path}.")
 
