@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
     from lvpcfg.grammar.model import Model as Model
-    from lvpcfg.parse import Parse as Parse
-    from lvpcfg.parse import Span as Span
     from lvpcfg.parser import Parser as Parser
+    from lvpcfg.parses import Parse as Parse
+    from lvpcfg.parses import Span as Span
     from lvpcfg.trees.binarisation import Binarisation as Binarisation
     from lvpcfg.trees.binarise import binarise as binarise
     from lvpcfg.trees.binarise import debinarise as debinarise
@@ -36,9 +36,9 @@ _MODULES = {  # that the names are in
     "Grammar": "grammar.grammar",
     "InputError": "errors",
     "Model": "grammar.model",
-    "Parse": "parse",
+    "Parse": "parses",
     "Parser": "parser",
-    "Span": "parse",
+    "Span": "parses",
     "Treebank": "trees.treebank",
     "binarise": "trees.binarise",
     "build_treebank": "trees.treebank",

@@ -27,7 +27,7 @@ from lvpcfg.grammar.coarse import CoarseGrammar, projected_coarse
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.word_scores import Sentence, WordScores, tag_numbers
 from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, VITERBI
-from lvpcfg.parse import Counts, Parse, Span, posterior_of
+from lvpcfg.parses import Counts, Parse, Span, posterior_of
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.walk import is_preterminal, preorder

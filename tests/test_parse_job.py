@@ -290,8 +290,10 @@ def test_a_job_that_is_killed_anywhere_goes_on_to_the_same_output(tmp_path, opti
 def test_a_worker_that_is_killed_ends_the_job_with_a_sentence_and_the_same_command_goes_on(tmp_path, options, expected):
     options.append("processes=2")
     process = begun(options, tmp_path)
+    while not (workers := children(process)):
+        time.sleep(0.1)
     wait_for_parts(tmp_path / "out.mrg.parts", 3, process)
-    os.kill(children(process)[0], signal.SIGKILL)
+    os.kill(workers[0], signal.SIGKILL)
     assert "lvpcfg: one of the 2 processes was ended from outside" in process.communicate()[1]
     assert process.returncode == 1
     left = len(list((tmp_path / "out.mrg.parts").glob("*.part")))

@@ -29,6 +29,7 @@ from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.chart.forest.logarithms import LogScores
 from lvpcfg.chart.forest.plan import Plan
 from lvpcfg.chart.forest.prune import FineRules
+from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.options import PRODUCT, RECALL, RULE_SUM, VARIATIONAL
 
 LENGTH, BATCH = 5, 2
@@ -50,8 +51,8 @@ def moved_decoder(case: Case, form: Any, move: Callable[[Tensor], Tensor]) -> Ex
     decoder = Exhaustive(case.grammar, case.form, PRODUCT)
     for holder in (decoder, decoder.decoder):
         for name, value in vars(holder).items():
-            if isinstance(value, Tensor):
-                setattr(holder, name, move(value))
+            if isinstance(value, Tensor | Grammar):
+                setattr(holder, name, moved(value, move))
     decoder.form = form if isinstance(form, TensorForm) else form.source
     return decoder
 

@@ -10,8 +10,8 @@ from nltk.tree import Tree
 
 from lvpcfg.batch.records import Record
 from lvpcfg.options import BRACKETS, CONLL, JSONL
-from lvpcfg.parse import Parse
 from lvpcfg.parser import Parser
+from lvpcfg.parses import Parse
 from lvpcfg.trees.brackets import format_tree
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.walk import is_preterminal

@@ -15,8 +15,8 @@ from itertools import accumulate, islice, pairwise, repeat
 
 from lvpcfg.batch.formats import Writer
 from lvpcfg.batch.records import Corpus, Record
-from lvpcfg.parse import Counts
 from lvpcfg.parser import Parser
+from lvpcfg.parses import Counts
 
 WINDOW = 2048  # records that are sorted by length
 WORDS = 4096  # of a piece: on the CPU, more at once are no faster

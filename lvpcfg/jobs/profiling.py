@@ -17,8 +17,8 @@ from lvpcfg.files import write_text, writing
 from lvpcfg.jobs import parsing
 from lvpcfg.jobs.profile import ProfileOptions
 from lvpcfg.jobs.run import Run, peak_memory
-from lvpcfg.parse import Counts
 from lvpcfg.parser import Parser
+from lvpcfg.parses import Counts
 from lvpcfg.trees.brackets import format_tree
 from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all

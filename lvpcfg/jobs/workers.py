@@ -20,8 +20,8 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.errors import InputError
-from lvpcfg.parse import Counts
 from lvpcfg.parser import Parser
+from lvpcfg.parses import Counts
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
