@@ -32,7 +32,7 @@ class ForestOnHost:
 
     def rows(self, node: int) -> slice:
         """Where its edges stand."""
-        return slice(self.first[node], self.first[node + 1])
+        return slice(int(self.first[node]), int(self.first[node + 1]))
 
     def step(self, node: int, row: int) -> Node | None:
         """The span of an edge, where it is a step."""
