@@ -124,13 +124,17 @@ def test_of_free_recall_are_those_of_all_labelled_bracketings(name, k):
 def test_of_a_parser_are_different_and_the_first_is_the_best(decoder, prune):
     parser = Parser(random_model(), decoder, "cpu", "float64", prune)
     sentences = [["dog", "barks", "dog"], ["dog"], ["barks", "dog", "dog", "barks"]]
-    found = parser.k_best_sents(sentences, 4)
+    found = parser.k_best_sents(sentences, 4, spans=True)
     for sentence, tree, parses in zip(sentences, parser.parse_sents(sentences), found, strict=True):
         trees = [str(parse.tree) for parse in parses]
         assert trees[0] == str(tree)
         assert len(set(trees)) == len(trees) <= 4
         assert all(parse.tree.leaves() == sentence for parse in parses)
         assert sum(parse.posterior for parse in parses) <= 1 + 1e-9
+        spans = [{(span.label, span.start, span.end): span.posterior for span in parse.spans} for parse in parses]
+        for span, posterior in {name: value for some in spans for name, value in some.items()}.items():
+            listed = sum(parse.posterior for parse, some in zip(parses, spans, strict=True) if span in some)
+            assert listed - 1e-9 <= posterior <= 1
     assert len(trees) == 4
 
 
