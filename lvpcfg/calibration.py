@@ -132,8 +132,8 @@ def calibrate(parser: "Parser", gold: Sequence[Tree]) -> Calibration:
     return Calibration.fit(*outcomes(parser, gold))
 
 
-def outcomes(parser: "Parser", gold: Sequence[Tree]) -> tuple[Outcomes, Outcomes]:
-    """Of the phrases of the trees that a parser finds for the words of gold trees, and of its best trees.
+def outcomes(parser: "Parser", gold: Sequence[Tree], k: int = TREES) -> tuple[Outcomes, Outcomes]:
+    """Of the phrases of the best tree that a parser finds for the words of each gold tree, and of its k best trees.
 
     A phrase is right if gold has its label over the same words, and a tree if it is the gold tree, with its tags.
     """
@@ -142,7 +142,7 @@ def outcomes(parser: "Parser", gold: Sequence[Tree]) -> tuple[Outcomes, Outcomes
     truths = [sentence([tree]) for tree in gold]
     spans, trees = list[tuple[float, bool]](), list[tuple[float, bool]]()
     for truth, parses in zip(
-        truths, parser.k_best_sents([truth.words for truth in truths], TREES, progress=True, spans=True), strict=True
+        truths, parser.k_best_sents([truth.words for truth in truths], k, progress=True, spans=True), strict=True
     ):
         brackets = set(truth.brackets)
         trees += [(parse.posterior, sentence([parse.tree]) == truth) for parse in parses]
