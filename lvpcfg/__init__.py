@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg import distributions as distributions
     from lvpcfg import nn as nn
+    from lvpcfg.calibration import Calibration as Calibration
+    from lvpcfg.calibration import calibrate as calibrate
     from lvpcfg.decompose.compress import compress as compress
     from lvpcfg.errors import InputError as InputError
     from lvpcfg.estimate.train import train as train
@@ -33,6 +35,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
 
 _MODULES = {  # that the names are in
     "Binarisation": "trees.binarisation",
+    "Calibration": "calibration",
     "Grammar": "grammar.grammar",
     "InputError": "errors",
     "Model": "grammar.model",
@@ -42,6 +45,7 @@ _MODULES = {  # that the names are in
     "Treebank": "trees.treebank",
     "binarise": "trees.binarise",
     "build_treebank": "trees.treebank",
+    "calibrate": "calibration",
     "compress": "decompose.compress",
     "corpus": "trees.corpus",
     "debinarise": "trees.binarise",

@@ -10,6 +10,7 @@ from nltk.parse.api import ParserI
 from nltk.tree import Tree
 from tqdm import tqdm
 
+from lvpcfg.calibration import Calibration
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
@@ -59,6 +60,7 @@ class Parser(ParserI):  # type: ignore[misc]
     `dtype` "float32" or "float64". Charts of models with a coarse grammar are pruned: rules at splits whose posterior
     by that grammar is below `prune` are dropped; 0 drops nothing. Batches have up to
     `batch_tokens` words, or less where charts are large. Sentences of more than `max_length` words get a flat tree.
+    With a `calibration`, posteriors of trees and phrases are scaled by it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Parser(ParserI):  # type: ignore[misc]
         prune: float = THRESHOLD,
         batch_tokens: int = TOKENS,
         max_length: int = MAX_LENGTH,
+        calibration: Calibration | None = None,
     ) -> None:
         if decoder is not None:
             expect("decoder", decoder, DECODERS)
@@ -79,7 +82,9 @@ class Parser(ParserI):  # type: ignore[misc]
         for name, number, usual in (("batch_tokens", batch_tokens, TOKENS), ("max_length", max_length, MAX_LENGTH)):
             if not isinstance(number, int) or number < 1:
                 raise InputError(f"{name} is {show(number)}: expected a number of words, such as {usual}.")
-        self.batch_tokens, self.max_length = batch_tokens, max_length
+        if not isinstance(calibration, Calibration | None):
+            raise InputError(f"calibration is {show(calibration)}: expected a Calibration. Parser.load takes files.")
+        self.batch_tokens, self.max_length, self.calibration = batch_tokens, max_length, calibration
         self.models: list[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
         if not all(isinstance(each, Model) for each in self.models):
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
@@ -120,10 +125,13 @@ class Parser(ParserI):  # type: ignore[misc]
         prune: float = THRESHOLD,
         batch_tokens: int = TOKENS,
         max_length: int = MAX_LENGTH,
+        calibration: PathLike | None = None,
     ) -> "Parser":
-        """A parser for the model in a folder, or for the product of those in several."""
+        """A parser for the model in a folder, or for the product of those in several; the calibration is a file."""
         paths = [path] if isinstance(path, str | os.PathLike) else path
-        return Parser([Model.load(path) for path in paths], decoder, device, dtype, prune, batch_tokens, max_length)
+        scaling = None if calibration is None else Calibration.load(calibration)
+        models = [Model.load(path) for path in paths]
+        return Parser(models, decoder, device, dtype, prune, batch_tokens, max_length, scaling)
 
     def parse(self, sent: Sequence[str]) -> Tree:
         """The tree of one tokenised sentence."""
@@ -210,7 +218,10 @@ class Parser(ParserI):  # type: ignore[misc]
             for batch in self._batches([len(sentence) for sentence in sentences]):
                 some = [sentences[number] for number in batch]
                 parse = self._parse_some if len(some[0]) <= self.max_length else self._too_long
-                found.update(zip(batch, parse(some, request), strict=True))
+                parses = parse(some, request)
+                if self.calibration is not None:
+                    parses = [[self.calibration.of(one) for one in each] for each in parses]
+                found.update(zip(batch, parses, strict=True))
                 bar.update(len(batch))
                 if update is not None:
                     update(len(batch))
@@ -278,12 +289,13 @@ class Parser(ParserI):  # type: ignore[misc]
         """By whole charts, for sentences of one length."""
         whole, wanted = self._whole, request.wanted
         words = self._words[0].of(sentences)
-        decoded = whole.parse(
-            words.view(len(sentences), -1, words.shape[1]).transpose(0, 1), wanted, request.probabilities
-        )
+        others = None
         if wanted.trees > 1 and self.decoder != FREE:
             # A whole chart has far too many edges to list: other trees are looked for among those that are worth it.
             others = self._listed.parse(sentences, WORTH_LISTING, Wanted(wanted.trees)).trees
+        leaf = words.view(len(sentences), -1, words.shape[1]).transpose(0, 1)
+        decoded = whole.parse(leaf, wanted, request.probabilities, others)
+        if others is not None:
             trees = [
                 self._writer.distinct([*best, *more])[: wanted.trees] if best else []
                 for best, more in zip(decoded.trees, others, strict=True)

@@ -14,7 +14,7 @@ class Span:
     start: int
     end: int  # one past its last word
     # p(a tree of the sentence has this label over this span | sentence), over all trees as they are written; of a
-    # product the mean over its grammars. 0 in flat trees.
+    # product the mean over its grammars; as calibrated, where the parser has a calibration. 0 in flat trees.
     posterior: float
 
 
@@ -26,7 +26,7 @@ class Parse:
     # log p(tree, sentence), summed over states and over unary chains with the same ends; -inf for a tree that the
     # grammar does not have: a flat one, or one whose rules are possible each, but not together.
     log_prob: float
-    posterior: float  # p(tree | sentence); at most 1, which negative parameters could exceed
+    posterior: float  # p(tree | sentence), or as calibrated; at most 1, which negative parameters could exceed
     sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
     flat: bool  # the grammar has no tree for the sentence
     spans: tuple[Span, ...] | None = None  # the phrases in preorder, on request

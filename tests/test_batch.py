@@ -22,6 +22,7 @@ from lvpcfg.batch.formats import Writer
 from lvpcfg.batch.parts import Parts
 from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader, Record
+from lvpcfg.calibration import Calibration, Scaling
 from lvpcfg.jobs import batch
 from lvpcfg.parses import Parse, Span
 from lvpcfg.trees.brackets import trees_from_text
@@ -358,6 +359,18 @@ def test_what_would_be_mixed_is_refused(job, tmp_path, monkeypatch, options, wha
     with pytest.raises(InputError, match=f"out.mrg.parts holds trees of an earlier job, and {what}"):
         job(**options)
     assert stopped(job, monkeypatch, None)[0] == 2  # nothing is lost
+
+
+def test_another_calibration_is_refused(job, tmp_path, monkeypatch):
+    """By what it holds: its file may have another name."""
+    options = {"output": str(tmp_path / "out.jsonl")}
+    for slope in (0.5, 0.7):
+        Calibration(Scaling(slope, 0.0), Scaling(slope, 0.0)).save(tmp_path / f"{slope}.json")
+    (tmp_path / "same.json").write_bytes((tmp_path / "0.5.json").read_bytes())
+    stopped(job, monkeypatch, 2, calibration=str(tmp_path / "0.5.json"), **options)
+    with pytest.raises(InputError, match=r"out.jsonl.parts holds trees of an earlier job, and its calibration was"):
+        job(calibration=str(tmp_path / "0.7.json"), **options)
+    assert stopped(job, monkeypatch, None, calibration=str(tmp_path / "same.json"), **options)[0] == 2
 
 
 def test_an_input_that_changes_under_the_job_is_refused(job, tmp_path, monkeypatch):

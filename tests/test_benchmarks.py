@@ -1,4 +1,4 @@
-"""That the benchmark of parsing works, at a size that tells nothing about time."""
+"""That the benchmarks of parsing and of posteriors work, at a size that tells nothing."""
 
 import importlib.util
 import os
@@ -17,8 +17,8 @@ sed 's/[^ ][^ ]*/(NN &)/g; s/.*/( (S &))/'
 
 
 @pytest.fixture
-def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark_of_parsing", ROOT / "benchmarks/parse.py")
+def benchmark(request):
+    spec = importlib.util.spec_from_file_location("benchmark", ROOT / f"benchmarks/{request.param}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
@@ -26,6 +26,7 @@ def benchmark():
     del sys.modules[spec.name]
 
 
+@pytest.mark.parametrize("benchmark", ["parse"], indirect=True)
 def test_parsing_beside_others(benchmark, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model, trees = "model", "dev.mrg"  # short, for the table
@@ -63,3 +64,15 @@ def test_parsing_beside_others(benchmark, tmp_path, monkeypatch, capsys):
     for text in ("r = 1, t = 1", "product of 2", "prune = 0", "77 MB, flat", "NLTK", "torch-struct", "Berkeley parser"):
         assert text in printed
     assert "100.0 % of the trees" in printed
+
+
+@pytest.mark.parametrize("benchmark", ["reliability"], indirect=True)
+def test_reliability(benchmark, tmp_path, monkeypatch, capsys):
+    train(corpus("train")).save(tmp_path / "model")
+    write_trees([tree for tree in corpus("dev") if len(tree.leaves()) < 8][:30], tmp_path / "dev.mrg")
+    options = {"model": "model", "trees": "dev.mrg", "output": "x.png"}
+    arguments = [text for name, path in options.items() for text in (f"--{name}", str(tmp_path / path))]
+    monkeypatch.setattr(sys, "argv", ["reliability.py", *arguments])
+    benchmark.main()
+    assert capsys.readouterr().out.count("calibrated") >= 6
+    assert (tmp_path / "x.png").stat().st_size > 1000

@@ -59,6 +59,7 @@ def test_the_package_is_light(code):
         ["job=train", "estimator=em", "estimator.statse=3"],
         ["job=compress", "decompose.rank=0"],
         *([f"job={job}", "decoder=best"] for job in ("demo", "train", "parse", "profile", "evaluate", "tradeoff")),
+        ["job=calibrate", "decoder=best"],
         *([f"job={job}", "decoder=max-rule"] for job in ("import", "inspect", "compress")),
     ],
 )
@@ -120,7 +121,10 @@ def test_the_help_of_a_choice(capfd):
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [(["job=prase"], "job is 'prase': expected compress, demo"), (["job=train", "estimator=me"], "estimator is 'me'")],
+    [
+        (["job=prase"], "job is 'prase': expected calibrate, compress, demo"),
+        (["job=train", "estimator=me"], "estimator is 'me'"),
+    ],
 )
 def test_help_for_what_is_not_there(options, expected):
     with pytest.raises(SystemExit, match=f"^lvpcfg: {expected}"):

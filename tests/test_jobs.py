@@ -38,14 +38,14 @@ from lvpcfg.trees.brackets import format_tree
         (["data.train=a.mrg"], "job=demo does not use 'data.train': it is an option of job=train."),
         (
             ["job=train", "model=a"],
-            "job=train does not use 'model': it is an option of job=compress or job=evaluate or job=inspect or",
+            "job=train does not use 'model': it is an option of job=calibrate or job=compress or job=evaluate or",
         ),
         (["decoder=best"], "decoder is 'best': expected max-rule, max-rule-sum,"),
         (["threads=0"], "threads is 0: expected 1, 2, ..."),
         (["dtype=half"], "dtype is 'half': expected float32 or float64."),
         (
             ["job=train", "gold=a.mrg"],
-            "job=train does not use 'gold': it is an option of job=evaluate or job=tradeoff.",
+            "job=train does not use 'gold': it is an option of job=calibrate or job=evaluate or job=tradeoff.",
         ),
         (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=train."),
         (["job=train", "data=${job}"], "does not fit"),
@@ -56,7 +56,7 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected compress, demo, evaluate, import, inspect, parse, profile, tradeoff or train.",
+            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tradeoff",
         ),
         (["estimator=count2"], "estimator is 'count2': expected count, em, gradient, kruskal_em or split_merge."),
         (["job=train", "estimator.states=8"], "'estimator.states' is an option of estimator=em or estimator=gradient"),

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, repeat
@@ -26,6 +26,7 @@ from lvpcfg.batch import formats, pieces, records
 from lvpcfg.batch.parts import Parts, in_order, packed
 from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader
+from lvpcfg.calibration import Calibration
 from lvpcfg.errors import InputError
 from lvpcfg.files import read_bytes, writing
 from lvpcfg.grammar.reader import JSON, TENSORS
@@ -41,7 +42,8 @@ Item = TypeVar("Item")
 FIRST = (256, 512, 1024)  # records in the first windows of a stream, so that trees come soon
 WAITING = 4  # parts that wait for the disk
 MOMENT = 10.0  # seconds between two points in TensorBoard
-WHERE = ("model", "input", "output", "processes", "backend", "input_format", "output_format")  # told in another way
+# Told in another way.
+WHERE = ("model", "calibration", "input", "output", "processes", "backend", "input_format", "output_format")
 
 
 def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) -> None:
@@ -263,8 +265,10 @@ def _corpus(options: ParseOptions, paths: tuple[str, ...]) -> Corpus:
 
 def _writer(options: ParseOptions, path: str) -> formats.Writer:
     kind = options.output_format or formats.kind_of(path)
-    if (options.k_best > 1 or options.spans) and kind != JSONL:
-        raise InputError("k_best and spans need output_format=jsonl, or an output whose name ends in .jsonl.")
+    if options.needs_jsonl and kind != JSONL:
+        raise InputError(
+            "k_best, spans and calibration need output_format=jsonl, or an output whose name ends in .jsonl."
+        )
     return formats.Writer(kind, options.k_best, options.spans)
 
 
@@ -276,6 +280,7 @@ def _manifest(
     return {
         "input": digest,
         "model": [hashlib.sha256(b"".join(files)).hexdigest() for files in models],
+        "calibration": None if options.calibration is None else asdict(Calibration.load(options.calibration)),
         **{name: value for name, value in vars(options).items() if name not in WHERE},
         "device": engine.device,
         "input_format": [reader.kind for _, reader in corpus.files],

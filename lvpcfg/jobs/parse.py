@@ -31,6 +31,7 @@ class ParseOptions(ParserOptions):
     tags: bool
     k_best: int
     spans: bool
+    calibration: str | None
     processes: int
     backend: str
 
@@ -47,14 +48,21 @@ class ParseOptions(ParserOptions):
             raise InputError(f"input is {show(self.input)}: expected a file, a pattern such as part*.txt, or a list.")
         if self.tokenize and self.tags:
             raise InputError("tokenize and tags are both true: words that are not split yet have no tags.")
-        if (self.k_best > 1 or self.spans) and self.output_format not in (None, JSONL):
-            raise InputError(f"k_best and spans need output_format=jsonl: found {self.output_format}.")
+        if self.needs_jsonl and self.output_format not in (None, JSONL):
+            raise InputError(f"k_best, spans and calibration need output_format=jsonl: found {self.output_format}.")
         to_file = self.input is not None and self.output is not None
         if not to_file and (self.backend == "ray" or processes.number() > 1):
             how = "torchrun" if processes.number() > 1 else "backend=ray"
             raise InputError(f"job=parse by {how} needs input=FILE and output=FILE: streams have one reader.")
         if processes.number() > 1 and self.processes > 1:
             raise InputError("torchrun starts the processes: leave out processes, or torchrun.")
+
+    @property
+    def needs_jsonl(self) -> bool:
+        return self.k_best > 1 or self.spans or self.calibration is not None
+
+    def parser(self) -> dict[str, Any]:
+        return super().parser() | {"calibration": self.calibration}
 
 
 @JOBS.register("parse", ParseOptions)

@@ -1,6 +1,7 @@
 """Whole charts: sentences -> trees, by one grammar without pruning."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -58,9 +59,16 @@ class WholeCharts:
         return length * length * (16 * lanes + 2 * between_phrases) + 2 * length * self.form.matrix_size
 
     def parse(
-        self, leaf: Float[Tensor, "length batch tag_states"], wanted: Wanted = BEST, log_z: bool = True
+        self,
+        leaf: Float[Tensor, "length batch tag_states"],
+        wanted: Wanted = BEST,
+        log_z: bool = True,
+        others: Sequence[list[Skeleton]] | None = None,
     ) -> Decoded:
-        """The best tree of each sentence; by free recall as many as are wanted. Viterbi has log Z on request."""
+        """The best tree of each sentence; by free recall as many as are wanted. Viterbi has log Z on request.
+
+        Where spans are wanted, they are those of the `others` of each sentence too.
+        """
         batch = leaf.shape[1]
         found = torch.full((batch,), -torch.inf, dtype=torch.float64)
         trees: list[list[Skeleton]] = [[]] * batch
@@ -83,7 +91,8 @@ class WholeCharts:
                     for number, some in zip(numbers, decoded, strict=True):
                         trees[number] = some
                 if wanted.spans:
-                    some_steps = self._steps(solution, [trees[number] for number in numbers])
+                    more = others or [[]] * batch
+                    some_steps = self._steps(solution, [[*trees[number], *more[number]] for number in numbers])
                     steps |= {(numbers[place], *span): known for (place, *span), known in some_steps.items()}
         return Decoded(trees, found, steps)
 
