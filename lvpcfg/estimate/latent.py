@@ -256,15 +256,17 @@ class Latent:
         total = log_likelihood(*self._rules(replace(parameters, root=root, binary=given, unary=unary)), leaf).sum()
         found = torch.autograd.grad(total, inputs, materialize_grads=True)  # zeros for terms without rules
         *tensors, unary, root, posterior = (x.mul_(y.detach()) for x, y in zip(found, inputs, strict=True))
-        posterior = posterior.double()  # [words, states]
+        total, root, unary, *tensors = map(processes.sum_over_processes, (total.detach(), root, unary, *tensors))
+        counts = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True)
+        return float(total), Counts(root, counts, unary, self.count_words(posterior.double()))
+
+    def count_words(self, posterior: Float64[Tensor, "words states"]) -> Float64[Tensor, "pairs"]:
+        """The counts of words and of classes of unknown words, given what each word of the trees here counts for each
+        state of its tag; those of all processes together."""
         lexical = posterior.new_zeros(len(self.pair_of_value) + 1)
         lexical.index_add_(0, self.leaf_places.flatten(), posterior.flatten())
         lexical.index_add_(0, self.unseen_places.flatten(), posterior[self.unseen_leaf].flatten())
-        total, root, unary, lexical, *tensors = map(
-            processes.sum_over_processes, (total.detach(), root, unary, lexical, *tensors)
-        )
-        counts = binary.with_tensors(dict(zip(binary.tensors, tensors, strict=True)), zeros_stay=True)
-        return float(total), Counts(root, counts, unary, lexical[:-1].cpu())
+        return processes.sum_over_processes(lexical)[:-1].cpu()
 
     def posteriors(self, parameters: Counts) -> tuple[Tensor, Tensor]:
         """alpha and beta of all nodes here, [nodes, states]; their products are the posteriors of states."""
