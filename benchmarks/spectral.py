@@ -150,6 +150,8 @@ def draw(lines: Sequence[Line], path: str) -> None:
             place = (point.seconds, point.all)
             axes.annotate(str(point.states), place, textcoords="offset points", xytext=(4, 4), fontsize=8)
     axes.set(xlabel="CPU seconds of training", ylabel="F1 on dev", xscale="log")
+    for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        set_formatter("{x:g}")  # 20, not 2 * 10^1
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)
