@@ -7,7 +7,7 @@ options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +80,7 @@ class Task:
     seed: int = 0
     device: str = "cpu"
     dev: "Sequence[Tree] | None" = None  # normalised trees that are not trained on, if there are any
+    f1: "Callable[[Model], float] | None" = None  # how well a model parses them
 
     def made_of(self, options: Options) -> dict[str, Any]:
         """What two trainings must share so that one can take up the other."""
