@@ -66,6 +66,6 @@ def test_the_time_is_bounded(task):
 def test_dev_is_needed(task):
     with pytest.raises(InputError, match=r"estimator\.search_minutes needs trees to choose by"):
         Spectral(SpectralOptions(search_minutes=1.0), replace(task, f1=None))
-    trees = corpus("train")[:60]
-    model = train(trees, "spectral", states=2, search_minutes=1e-6, dev=trees[:2])
+    trees = corpus("train")[:400]
+    model = train(trees, "spectral", states=4, search_minutes=1e-9, dev=trees[:2])
     assert model.provenance["iterations"] == 2
