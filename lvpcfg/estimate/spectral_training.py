@@ -34,7 +34,7 @@ class Spectral:
 
     @cached_property
     def projections(self) -> Projections:
-        return Projections.of(self.options, self.task)
+        return Projections.of(self.options, self.task, self.task.seed)
 
     @cached_property
     def grammar(self) -> Grammar:
