@@ -62,7 +62,10 @@ from lvpcfg.trees.brackets import format_tree
             ["estimator=count2"],
             "estimator is 'count2': expected cluster, count, em, gradient, kruskal_em, spectral or split_merge.",
         ),
-        (["job=train", "estimator.states=8"], "'estimator.states' is an option of estimator=em or estimator=gradient"),
+        (
+            ["job=train", "estimator.states=8"],
+            "'estimator.states' is an option of estimator=cluster or estimator=em or",
+        ),
         (["job=train", "estimator=em", "estimator.states=0"], "estimator.states is 0: expected 1 or more."),
         (["job=train", "estimator=em", "estimator.states=two"], "'two' of type 'str' could not be converted"),
         (["job=train", "estimator=em", "estimator.name=count"], "estimator.name is 'count': expected em."),
