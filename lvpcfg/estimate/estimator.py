@@ -71,6 +71,13 @@ def check_number(
         raise InputError(f"estimator.{name} is {value}: expected {otherwise or f'{most} at the most'}.")
 
 
+def check_folder(options: Options, name: str) -> None:
+    """Refuses an option that is no name of a model folder, nor None."""
+    value = getattr(options, name)
+    if not (value is None or isinstance(value, str)):
+        raise InputError(f"estimator.{name} is {show(value)}: expected a model folder.")
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What an estimator is given, beside its options."""

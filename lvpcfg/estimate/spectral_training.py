@@ -68,7 +68,7 @@ class Spectral:
 
     @cached_property
     def projections(self) -> Projections:
-        return Projections.of(self.options, self.task)
+        return Projections.of(self.options, self.task, self.task.seed)
 
     @cached_property
     def best(self) -> Int64[Tensor, "vectors symbols"]:
