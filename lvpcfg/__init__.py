@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.errors import InputError as InputError
     from lvpcfg.estimate.train import train as train
     from lvpcfg.evaluation.evalb import evaluate as evaluate
+    from lvpcfg.generation import generate as generate
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
     from lvpcfg.grammar.model import Model as Model
@@ -51,6 +52,7 @@ _MODULES = {  # that the names are in
     "debinarise": "trees.binarise",
     "distributions": "distributions",
     "evaluate": "evaluation.evalb",
+    "generate": "generation",
     "nn": "nn",
     "normalise": "trees.normalise",
     "read_berkeley": "grammar.berkeley",
