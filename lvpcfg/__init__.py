@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.estimate.features import outside_feature as outside_feature
     from lvpcfg.estimate.train import train as train
     from lvpcfg.evaluation.evalb import evaluate as evaluate
+    from lvpcfg.generation import generate as generate
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
     from lvpcfg.grammar.model import Model as Model
@@ -53,6 +54,7 @@ _MODULES = {  # that the names are in
     "debinarise": "trees.binarise",
     "distributions": "distributions",
     "evaluate": "evaluation.evalb",
+    "generate": "generation",
     "inside_feature": "estimate.features",
     "nn": "nn",
     "normalise": "trees.normalise",
