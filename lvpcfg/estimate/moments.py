@@ -69,6 +69,14 @@ class FeatureMatrix:
         place = torch.arange(self.column.numel())
         return torch.zeros_like(self.owner).index_copy(0, self.column.flatten(), place)
 
+    @cached_property
+    def _by_column(self) -> tuple[Int64[Tensor, "entries"], Int64[Tensor, "columns"], Float64[Tensor, "entries"]]:
+        """The transposed matrix: the nodes of each column, where those of each begin, and the values there."""
+        column, kinds = self.column.flatten(), self.column.shape[1]
+        order = column.argsort(stable=True)
+        first = torch.searchsorted(column[order], torch.arange(len(self.owner)))
+        return order // kinds, first, self.value.flatten()[order]
+
     def times(self, vectors: Float64[Tensor, "columns k"]) -> Float64[Tensor, "nodes k"]:
         of_mean = self._by_symbol(self.owner, self.mean.unsqueeze(1) * vectors)
         return embedding_bag(self.column, vectors, per_sample_weights=self.value, mode="sum") - of_mean[self.symbol]
@@ -76,9 +84,8 @@ class FeatureMatrix:
     def transposed_times(self, vectors: Float64[Tensor, "nodes k"]) -> Float64[Tensor, "columns k"]:
         """For vectors that are divided by the sizes of symbols: means over their nodes."""
         vectors = vectors / self.sizes[self.symbol].unsqueeze(1)
-        found = vectors.new_zeros(len(self.owner), vectors.shape[1])
-        for column, value in zip(self.column.unbind(1), self.value.unbind(1), strict=True):
-            found.index_add_(0, column, value.unsqueeze(1) * vectors)
+        node, first, value = self._by_column
+        found = embedding_bag(node, vectors, first, per_sample_weights=value, mode="sum")
         return found - self.mean.unsqueeze(1) * self._by_symbol(self.symbol, vectors)[self.owner]
 
     def _by_symbol(self, symbol: Int64[Tensor, "rows"], rows: Float64[Tensor, "rows k"]) -> Tensor:
