@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import random
 import weakref
 from dataclasses import replace
 
@@ -351,7 +352,11 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
     estimator(tiny(), EM).checkpoint({}).save(path)
     whole = path.read_bytes()
-    for broken in (b"", whole[:5], whole[:100], whole[:-1], b"x" * 200, b"\xff" * 200):
+    flipped, generator = [bytearray(whole) for _ in range(200)], random.Random(0)
+    for data, bit in zip(flipped, generator.sample(range(8 * len(whole)), 200), strict=True):
+        data[bit // 8] ^= 1 << bit % 8
+    nested = (10**6).to_bytes(8, "little") + b"[" * 10**6
+    for broken in (b"", whole[:5], whole[:100], whole[:-1], b"x" * 200, b"\xff" * 200, nested, *flipped):
         path.write_bytes(broken)
         with pytest.raises(InputError, match="is no checkpoint of a training"):
             estimator(tiny(), EM).load(path)
