@@ -17,6 +17,7 @@ INTERRUPTED = "lvpcfg: interrupted.\n"
 def main() -> None:
     # No exception yet: libraries that try whether others are there take it for the answer.
     before = signal.signal(signal.SIGINT, _leave)
+    _open_closed_streams()
     arguments = sys.argv[1:]
     if "--version" in arguments:
         from importlib.metadata import version
@@ -33,6 +34,17 @@ def main() -> None:
         except KeyboardInterrupt:
             sys.stderr.write(INTERRUPTED)
             sys.exit(130)
+
+
+def _open_closed_streams() -> None:
+    """A file that is opened later shall not take the place of a standard stream, and libraries print to one."""
+    for stream in range(3):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # becomes the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _leave(*_: object) -> None:
@@ -54,5 +66,8 @@ def _show_help(arguments: list[str]) -> None:
 
 def _print(text: str) -> None:
     """At once, so that nothing is left for a reader that left."""
-    with suppress(BrokenPipeError):
-        os.write(1, text.encode())
+    try:
+        with suppress(BrokenPipeError):
+            os.write(1, text.encode())
+    except OSError as error:
+        sys.exit(f"lvpcfg: cannot write to standard output: {(error.strerror or str(error)).lower()}.")

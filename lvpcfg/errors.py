@@ -26,6 +26,14 @@ def show(value: object, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 4] + "..." + text[-1]
 
 
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Without characters that a terminal obeys: those of files and models are shown as \\x1b and the like."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def expect(name: str, value: object, allowed: Sequence[object]) -> None:
     """Stops with a sentence that lists what is allowed, unless `value` is among it."""
     if value not in allowed:

@@ -446,9 +446,8 @@ def usable_device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device is {show(str(name))}, which cannot be used here: {str(error).splitlines()[0]}."
-        ) from None
+        torch.zeros(1, device=device).item()  # the device "meta" has no numbers
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise InputError(f"device is {show(str(name))}, which cannot be used here: {reason}.") from None
     return device

@@ -13,6 +13,7 @@ APART, TOGETHER = CHILD_TYPES = ("apart", "together")  # terms for each type of 
 SIGNED, NONNEGATIVE, NORMALISED = VALUES = ("signed", "nonnegative", "normalised")
 LOSSES = ("squared", "kl")
 OPTIMISERS = ("adam", "lbfgs")
+MOST = 1_000_000  # of whole numbers
 
 
 @dataclass
@@ -87,6 +88,8 @@ def check(options: Options) -> None:
             least = 1 if name in ("rank", "iterations", "starts") else 0
             if not least <= value < float("inf"):
                 raise InputError(f"decompose.{name} is {show(value)}: expected a number from {least} on.")
+            if type(value) is int and value > MOST:
+                raise InputError(f"decompose.{name} is {show(value)}: expected {MOST} at the most.")
     if isinstance(options, SVDOptions) and options.error >= 1:
         raise InputError(f"decompose.error is {options.error}: expected a share of the squared norm, less than 1.")
     if isinstance(options, GradientOptions) and options.loss == "kl" and options.values == "signed":
