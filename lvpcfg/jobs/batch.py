@@ -237,9 +237,10 @@ class Progress:
         if processes.is_first():
             self.shown = time.perf_counter()
             seconds, step = self.shown - self.begin, self.before + self.records
-            self.run.board.add_scalar("parse/sentences_per_second", self.records / seconds, step)
-            self.run.board.add_scalar("parse/words_per_second", self.words / seconds, step)
-            self.run.board.add_scalar("parse/flat_trees", self.flat, step)
+            with writing(self.run.folder / "tensorboard"):
+                self.run.board.add_scalar("parse/sentences_per_second", self.records / seconds, step)
+                self.run.board.add_scalar("parse/words_per_second", self.words / seconds, step)
+                self.run.board.add_scalar("parse/flat_trees", self.flat, step)
 
 
 def _words(options: ParseOptions, engine: Engine) -> int:
@@ -317,14 +318,17 @@ def _output(path: str | None) -> Iterator[Callable[[bytes], object]]:
         return
     with writing(path):
         stream = open(path, "wb")  # noqa: SIM115
-    with stream:
 
-        def write(data: bytes) -> None:
-            with writing(path):
-                stream.writelines(packed([data], path))
-                stream.flush()
+    def write(data: bytes) -> None:
+        with writing(path):
+            stream.writelines(packed([data], path))
+            stream.flush()
 
+    try:
         yield write
+    finally:
+        with writing(path):  # what could not be written is tried again
+            stream.close()
 
 
 def _report(summary: Summary, before: int, seconds: float, device: str, run: Run) -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def main(interrupt: Any) -> None:
         return _run(options)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
+    hook, threading.excepthook = threading.excepthook, _thread_ended
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a word the terminal cannot show stops no job
@@ -57,6 +59,14 @@ def main(interrupt: Any) -> None:
         sys.exit(_sentence(error))
     except (InputError, HydraException, OmegaConfBaseException) as error:
         sys.exit(printable(f"lvpcfg: {error}".partition("\n")[0]))
+    finally:
+        threading.excepthook = hook
+
+
+def _thread_ended(arguments: threading.ExceptHookArgs) -> None:
+    """That of TensorBoard ends when the disk is full; the error comes again where the next figure is written."""
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)
 
 
 def _sentence(error: OSError) -> str:

@@ -136,7 +136,8 @@ class Run:
         if not processes.is_first():
             return
         if "board" in self.__dict__:
-            self.board.close()
+            with writing(self.folder / "tensorboard"):
+                self.board.close()
         if (self.folder / "tensorboard").is_dir():
             self.say(f"TensorBoard: tensorboard --logdir {self.folder / 'tensorboard'}")
         write_text(self.folder / "result.json", json.dumps(self.result, indent=2) + "\n")

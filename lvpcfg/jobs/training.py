@@ -265,11 +265,15 @@ class Training:
         options = {name: settings[name] for name in MATTER}
         folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
         step = self.estimator.done + 1 if self.records else 0
-        board = Board(folder, step, self.run.config, options, best=(self.chosen_by, self.objective))
         try:
-            yield board
-        finally:
-            board.close(self.estimator.finished)
+            board = Board(folder, step, self.run.config, options, best=(self.chosen_by, self.objective))
+            try:
+                yield board
+            finally:
+                board.close(self.estimator.finished)
+        except OSError as error:  # the disk is full; all else that is written says so itself
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"cannot write {show(str(folder), 200)}: {reason}.") from None
 
     def _is_open(self) -> bool:
         return self._is_due() or not (self.estimator.finished or self._gave_up())
