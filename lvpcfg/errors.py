@@ -6,8 +6,9 @@ command line prints it without a traceback.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,17 @@ def expect(name: str, value: object, allowed: Sequence[object]) -> None:
         raise InputError(
             f"{name} is {show(value)}: expected {' or '.join([', '.join(most), last] if most else [last])}."
         )
+
+
+def listed(name: str, given: Any, expected: str) -> list[Any]:
+    """What a caller gave as several things: a list, a generator, an array; but no text, no dictionary, no set."""
+    if type(given) is list:
+        return given
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
+        raise InputError(f"{name} is {show(given)}: expected {expected}.")
+    return list(given)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -366,12 +366,10 @@ def test_a_flipped_bit_is_noticed(folder, name):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         (folder / name).write_bytes(flipped)
-        try:
-            assert_same(Model.load(folder), random_model())  # white space of JSON
-        except InputError as error:
-            assert "\n" not in str(error)
+        if name == "model.json" and {data[bit // 8], flipped[bit // 8]} <= {*b" \n\t\r"}:
+            assert_same(Model.load(folder), random_model())  # between the tokens of JSON
         else:
-            assert json.loads(flipped) == json.loads(data)
+            refused(folder, "the model in")
 
 
 def test_a_digest_is_needed_from_format_7_on(folder):

@@ -51,7 +51,9 @@ class Options:
 
     def prepared(self, trees: "Iterable[Any]") -> "list[Tree]":
         """What is learned from, and looked at, of a treebank."""
-        return list(trees)
+        from lvpcfg.trees.walk import trees_of
+
+        return trees_of("what is to be learned from", trees)
 
 
 def check_number(

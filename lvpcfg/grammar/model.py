@@ -22,7 +22,7 @@ from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
+from lvpcfg.files import PathLike, place, read_bytes, tensor_file, write_bytes, writing
 from lvpcfg.grammar import rule_cp, whole_cp  # noqa: F401  (they register themselves)
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.factors import Factors
@@ -62,7 +62,7 @@ class Model:
 
         What could not be loaded again is refused before anything is written.
         """
-        folder = Path(path)
+        folder = place(path)
         tensors = _tensors(self)
         description = _description(self)
         _ModelReader(
@@ -84,7 +84,7 @@ class Model:
     @staticmethod
     def load(path: PathLike) -> "Model":
         """Reads a folder written by `save`, in the precision it was saved in, on the CPU."""
-        folder = Path(path)
+        folder = place(path)
         if not os.path.isfile(folder / JSON):
             raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it.")
         reader = _ModelReader(f"the model in {show(str(folder), 200)} cannot be used", {}, {})

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from lvpcfg import processes
 from lvpcfg.batch.records import words_of
+from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Estimator, Step, Task
@@ -22,7 +23,7 @@ from lvpcfg.files import read_text
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.train import TrainOptions, is_text
-from lvpcfg.parser import Parser, usable_device
+from lvpcfg.parser import Parser
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
