@@ -1,15 +1,13 @@
 """The command `lvpcfg`, and `python run.py`.
 
 Help and the version are answered without Hydra, torch and nltk, which take seconds to import; wrong options without the
-latter two.
+latter two. Nothing of this package is imported before Ctrl-C is answered.
 """
 
 import os
 import signal
 import sys
 from contextlib import suppress
-
-from lvpcfg import processes
 
 INTERRUPTED = "lvpcfg: interrupted.\n"
 
@@ -26,6 +24,7 @@ def main() -> None:
     elif "--help" in arguments or "-h" in arguments:
         _show_help(arguments)
     else:
+        from lvpcfg import processes
         from lvpcfg.jobs.main import main as run_job
 
         try:
@@ -48,8 +47,8 @@ def _open_closed_streams() -> None:
 
 
 def _leave(*_: object) -> None:
-    """There is nothing to save."""
-    if processes.is_first():
+    """There is nothing to save. Of processes of torchrun the first one says so (`processes.py` may be half imported)."""
+    if os.environ.get("RANK", "0") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
         os.write(2, INTERRUPTED.encode())
     os._exit(130)
 

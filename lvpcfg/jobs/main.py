@@ -35,9 +35,9 @@ def main(interrupt: Any) -> None:
         _import_libraries()
         processes.begin()
         signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
         return _run(options)
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
     hook, threading.excepthook = threading.excepthook, _thread_ended
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
     if isinstance(sys.stdout, io.TextIOWrapper):
