@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import Estimator, Task, check_number
+from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, Task, check_number
 from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
 
@@ -69,8 +69,9 @@ class GradientOptions(SentenceOptions):
         for name, value in vars(defaults).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        for name in ("states", "dimension", "epochs", "batch_tokens"):
+        for name in ("states", "dimension", "batch_tokens"):
             check_number(self, name, least=1)
+        check_number(self, "epochs", least=1, most=MOST_ITERATIONS)
         for name in ("noise", "warm_up", "rank"):
             check_number(self, name)
         for name in ("weight_decay", "clip"):

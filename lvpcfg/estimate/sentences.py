@@ -44,8 +44,9 @@ class SentenceOptions(Options):
             return super().prepared(trees)
         from lvpcfg.trees.normalise import normalise_all
         from lvpcfg.trees.sentences import flat, without_punctuation
+        from lvpcfg.trees.walk import trees_of
 
-        normal = normalise_all(map(flat, trees))
+        normal = normalise_all(map(flat, trees_of("what is to be learned from", trees)))
         kept = normal if self.punctuation else [t for tree in normal if (t := without_punctuation(tree)) is not None]
         kept = [tree for tree in kept if 2 <= len(tree.leaves()) <= self.longest]
         if normal and not kept:
