@@ -47,7 +47,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave(*_: object) -> None:
-    """There is nothing to save. Of processes of torchrun the first one says so (`processes.py` may be half imported)."""
+    """There is nothing to save. Of processes of torchrun the first one says so: `processes.py` may not be there yet."""
     if os.environ.get("RANK", "0") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
         os.write(2, INTERRUPTED.encode())
     os._exit(130)

@@ -364,7 +364,7 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
 
 
 class Work(TorchDispatchMode):
-    """Counts operations, and the numbers that they return."""
+    """Counts operations, and the numbers of new tensors that they return."""
 
     def __init__(self):
         super().__init__()
@@ -373,7 +373,8 @@ class Work(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         self.operations += 1
-        self.numbers += found.numel() if isinstance(found, torch.Tensor) and not found._is_view() else 0
+        is_new = isinstance(found, torch.Tensor) and not function.is_view and not function._schema.is_mutable
+        self.numbers += found.numel() if is_new else 0
         return found
 
 
