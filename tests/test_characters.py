@@ -173,7 +173,7 @@ def test_folders_that_are_no_models_are_refused(model, tmp_path):
     model.save(tmp_path)
     text = (tmp_path / "model.json").read_text()
     about = json.loads(text)
-    assert about["version"] == 6
+    assert about["version"] == 7
     for characters, complaint in (
         ({"embedding": 24, "filters": 128}, "expected whole numbers for embedding, filters, width"),
         ({"embedding": 24, "filters": "all", "width": 5}, "expected whole numbers for embedding, filters, width"),
@@ -184,8 +184,8 @@ def test_folders_that_are_no_models_are_refused(model, tmp_path):
         (tmp_path / "model.json").write_text(json.dumps(about | {"characters": characters}))
         with pytest.raises(InputError, match=complaint):
             lvpcfg.Model.load(tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps(about | {"version": 7}))
-    with pytest.raises(InputError, match="format 7 of a newer lvpcfg, and this one reads up to 6"):
+    (tmp_path / "model.json").write_text(json.dumps(about | {"version": 8}))
+    with pytest.raises(InputError, match="format 8 of a newer lvpcfg, and this one reads up to 7"):
         lvpcfg.Model.load(tmp_path)
     broken = replace(
         model,
@@ -211,7 +211,7 @@ def test_truncated_tensors_are_refused(model, tmp_path):
 def test_folders_of_format_5_have_no_network(start, tmp_path):
     start.save(tmp_path)
     about = json.loads((tmp_path / "model.json").read_text())
-    del about["characters"]
+    del about["characters"], about["folded"]
     (tmp_path / "model.json").write_text(json.dumps(about | {"version": 5}))
     loaded = lvpcfg.Model.load(tmp_path)
     assert loaded.grammar.lexical.network is None
