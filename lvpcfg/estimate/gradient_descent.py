@@ -87,9 +87,8 @@ class GradientDescent:
     def __init__(self, options: GradientOptions, task: Task, objective: Objective) -> None:
         self.options, self.settings, self.seed = options, options.descent, task.seed
         self.objective, self.module = objective, objective.module
-        self.start_values, self.averages = (
-            [parameter.detach().clone() for parameter in self.module.parameters()] for _ in range(2)
-        )
+        self.start_values = [parameter.detach().clone() for parameter in self.module.parameters()]
+        self.averages = [value.clone() for value in self.start_values] if self.settings.average else []
         self.optimiser = self._optimiser()
         self.updates = 1 if options.optimiser == LBFGS else objective.updates
         self.steps = [
@@ -125,7 +124,7 @@ class GradientDescent:
             return torch.optim.LBFGS(
                 self.module.parameters(), rate, max_iter=1, history_size=HISTORY, line_search_fn="strong_wolfe"
             )
-        return torch.optim.Adam(self.module.parameters(), rate, betas=(self.settings.momentum, 0.999))
+        return torch.optim.Adam(self.module.parameters(), rate, betas=(self.settings.momentum, 0.999), fused=True)
 
     def run(self) -> Iterator[Step]:
         while not self.finished:
@@ -154,14 +153,16 @@ class GradientDescent:
             """What `_loss` leaves the gradient of: the line search of L-BFGS compares the two."""
             value = self._loss(some, step)
             first.append(value)
-            away = sum(float(change.double().square().sum()) for _, change in self._changes())
-            return value / sentences + self.settings.weight_decay / 2 * away
+            decay = self.settings.weight_decay
+            away = sum(float(change.double().square().sum()) for _, change in self._changes()) if decay else 0.0
+            return value / sentences + decay / 2 * away
 
         if some:
             self.optimiser.step(loss)
             self._decay()
             self._average()
-            if not all(bool((parameter < torch.inf).all()) for parameter in self.module.parameters()):
+            parameters = self.module.parameters()
+            if not all(bool(parameter.max() < torch.inf) for parameter in parameters if parameter.numel()):
                 self._diverged("a parameter", step)
             self.total -= first[0]
             self.words += sum(batch.words for batch in some)
@@ -219,6 +220,8 @@ class GradientDescent:
 
     @torch.no_grad()
     def _average(self) -> None:
+        if not self.averages:
+            return
         kept = min(self.settings.average, (1 + self.done) / (10 + self.done))  # less of it at first
         for parameter, average in zip(self.module.parameters(), self.averages, strict=True):
             gone = torch.where(average.isfinite(), parameter - average, 0)
@@ -226,7 +229,10 @@ class GradientDescent:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The module with the moving average of its parameters."""
+        """The module with the moving average of its parameters, if there is one."""
+        if not self.averages:
+            yield
+            return
         parameters = [*self.module.parameters()]
         now = [parameter.detach().clone() for parameter in parameters]
         with torch.no_grad():
