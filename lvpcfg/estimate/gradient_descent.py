@@ -21,6 +21,7 @@ from lvpcfg.estimate.estimator import Step, Task
 from lvpcfg.estimate.gradient import ADAMW, LBFGS, GradientOptions
 from lvpcfg.grammar.model import Model
 
+FIRST = 0.05  # share of the batches that a training with `short_first` begins with
 HISTORY = 10  # updates that L-BFGS remembers,
 LISTS = ("old_dirs", "old_stps", "ro")  # and torch's names for where it does
 
@@ -144,7 +145,8 @@ class GradientDescent:
             group["lr"] = self._learning_rate()
         batches = self.objective.batches
         numbers = torch.randperm(len(batches), generator=self._generator(epoch)).tolist()
-        numbers = numbers if self.options.optimiser == LBFGS else numbers[update : update + 1]
+        if self.options.optimiser != LBFGS:
+            numbers = [numbers[update] % self._reach(len(batches))]
         some = [batch for number in numbers if (batch := batches[number]) is not None]
         sentences = sum(batch.sentences for batch in some)
         first = []  # L-BFGS looks at several points; the first is where the parameters are now
@@ -166,6 +168,12 @@ class GradientDescent:
                 self._diverged("a parameter", step)
             self.total -= first[0]
             self.words += sum(batch.words for batch in some)
+
+    def _reach(self, batches: int) -> int:
+        """How many batches are learned from: with `short_first`, the shortest first, then more and more."""
+        over = self.settings.short_first * len(self.steps)
+        share = FIRST + (1 - FIRST) * self.done / over if over else 1.0
+        return max(1, math.floor(batches * min(1.0, share)))
 
     def _learning_rate(self) -> float:
         """Rises while it warms up, and falls to 0 with the last update; L-BFGS has a line search instead."""
