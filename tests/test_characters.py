@@ -216,7 +216,7 @@ def test_truncated_tensors_are_refused(model, tmp_path):
 def test_folders_of_format_5_have_no_network(start, tmp_path):
     start.save(tmp_path)
     about = json.loads((tmp_path / "model.json").read_text())
-    del about["characters"], about["sha256"]
+    del about["characters"], about["sha256"], about["folded"]
     (tmp_path / "model.json").write_text(json.dumps(about | {"version": 5}))
     loaded = lvpcfg.Model.load(tmp_path)
     assert loaded.grammar.lexical.network is None

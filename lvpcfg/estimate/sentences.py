@@ -20,7 +20,8 @@ class SentenceOptions(Options):
     interminals: int = 30  # of the grammar that is induced
     preterminals: int = 60
     vocabulary: int = 10_000  # the most frequent words; all others are unknown
-    occurrences: int = 2  # words that occur less often are unknown
+    occurrences: int = 5  # words that occur less often are unknown
+    lowercase: bool = True  # words are known in lower case, and all numbers are one word
     longest: int = 40  # words; longer sentences are left out, and single words
     punctuation: bool = False  # whether words with tags of punctuation stay
 

@@ -42,7 +42,7 @@ FORMAT, OLDEST, VERSION = "lvpcfg", 2, 7
 # Before this format, the representation of binary rules showed in a rank, and their tensors had other names.
 FIRST_WITH_REPRESENTATION = FIRST_WITH_COARSE = 5
 FIRST_WITH_CHARACTERS = 6
-FIRST_WITH_DIGEST = 7
+FIRST_WITH_DIGEST = FIRST_WITH_FOLDED_WORDS = 7
 # What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
 INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
@@ -147,6 +147,7 @@ def _description(model: Model) -> dict[str, Any]:
         "cover_rank": 0 if model.coarse is None or model.coarse.cover is None else model.coarse.cover.rank,
         "characters": None if grammar.lexical.network is None else asdict(grammar.lexical.network.sizes),
         "signature": lexicon.signature,
+        "folded": lexicon.folded,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
     }
@@ -329,8 +330,9 @@ class _ModelReader(Reader):
 
     def lexicon(self) -> Lexicon:
         words, classes, signature = self.names("words"), self.names("classes"), self.get("signature", str)
+        folded = self.get("version", int) >= FIRST_WITH_FOLDED_WORDS and self.get("folded", bool)
         try:
-            return Lexicon(words, classes, signature)
+            return Lexicon(words, classes, signature, folded)
         except InputError as error:
             self.refuse(str(error).rstrip("."))
 
