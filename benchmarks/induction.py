@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--dev", required=True, help="file of trees")
     parser.add_argument("--rows", nargs="*", default=[*ROWS], choices=[*ROWS])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=40, help="of EM")
     parser.add_argument("--sentences", type=int, help="of the treebank, drawn at random; all, if it is not given")
     settings = parser.parse_args()

@@ -205,6 +205,16 @@ def test_an_interrupt_while_the_command_is_imported(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "lvpcfg: interrupted.\n")
 
 
+def test_an_interrupt_while_options_are_checked(tmp_path):
+    """Nothing of the package but what answers is there yet."""
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    for module in ("hydra", "difflib"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / f"{module}.py").write_text(text)
+        done = command("job=train", cwd=tmp_path, path=[tmp_path / module])
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "lvpcfg: interrupted.\n")
+
+
 def test_a_reader_that_leaves_costs_no_work(tmp_path):
     write_trees(corpus("dev")[:50], tmp_path / "dev.mrg")
     for options in (["job=train", "data.train=dev.mrg", 'hydra.run.dir="[bold]x"'], ["--version"]):

@@ -307,6 +307,10 @@ def test_a_worker_that_is_killed_ends_the_job_with_a_sentence_and_the_same_comma
     left = len(list((tmp_path / "out.mrg.parts").glob("*.part")))
     assert left >= 3
     process = begun(options, tmp_path)
+    wait_for_parts(tmp_path / "out.mrg.parts", left + 3, process)
+    process.kill()
+    assert process.communicate()[1] == ""  # nor does what Python leaves behind say anything
+    process = begun(options, tmp_path)
     assert process.communicate()[1] == ""
     assert (tmp_path / "out.mrg").read_bytes() == expected
 

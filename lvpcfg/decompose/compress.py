@@ -63,6 +63,8 @@ class Compression:
 
 def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
     """The model with its binary rules in CP form; `options` are those of the method: `rank=8` and so on."""
+    if not isinstance(model, Model):
+        raise InputError(f"what is to be compressed is {show(model)}: expected a model. Model.load reads a folder.")
     expect("method", method, tuple(METHODS))
     known = set(METHODS[method].__dataclass_fields__) - {"name"}
     for name in options:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:  # options are checked without torch and nltk
     from lvpcfg.trees.treebank import Treebank
 
 
+# Steps are listed beforehand, so that there must not be too many.
+MOST = 1_000_000  # of whole numbers that have no other bound
+MOST_CYCLES, MOST_ITERATIONS = 20, 10_000  # of split-merge training, and in one phase of a cycle, or of epochs
+
+
 @dataclass
 class Options:
     """Options of an estimator. Each class has its defaults, and refuses what makes no sense in `__post_init__`."""
@@ -46,25 +51,30 @@ class Options:
 
     def prepared(self, trees: "Iterable[Any]") -> "list[Tree]":
         """What is learned from, and looked at, of a treebank."""
-        return list(trees)
+        from lvpcfg.trees.walk import trees_of
+
+        return trees_of("what is to be learned from", trees)
 
 
 def check_number(
     options: Options,
     name: str,
     least: float = 0,
-    most: float = math.inf,
+    most: float | None = None,
     otherwise: str | None = None,
     whole: bool | None = None,
 ) -> None:
     """Refuses an option that is no number from `least` to `most`.
 
-    It is a whole number where its default is no float, unless `whole` says otherwise.
+    It is a whole number where its default is no float, unless `whole` says otherwise. Without `most`, a whole number
+    is at most a million, and another one has no bound.
     """
     value = getattr(options, name)
     whole = not isinstance(getattr(type(options), name), float) if whole is None else whole
     if type(value) is not int and (whole or type(value) is not float):
         raise InputError(f"estimator.{name} is {show(value)}: expected a {'whole ' if whole else ''}number.")
+    if most is None:
+        most = MOST if whole else math.inf
     if not value >= least:  # so that NaN is refused too
         raise InputError(f"estimator.{name} is {value}: expected {least} or more.")
     if value > most:

@@ -8,7 +8,15 @@ Each term belongs to one rule, or (`shared`) to the whole grammar.
 from dataclasses import dataclass
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.estimator import Estimator, Options, Task, check_folder, check_number
+from lvpcfg.estimate.estimator import (
+    MOST_CYCLES,
+    MOST_ITERATIONS,
+    Estimator,
+    Options,
+    Task,
+    check_folder,
+    check_number,
+)
 from lvpcfg.registry import ESTIMATORS
 
 MOST_TERMS = 100_000
@@ -39,10 +47,12 @@ class KruskalEMOptions(Options):
             self.cycles = 4 if self.init is None else 0
         check_folder(self, "init")
         check_number(self, "rank", least=1, most=MOST_TERMS)
-        for name in ("states", "split_iterations", "merge_iterations"):
-            check_number(self, name, least=1)
-        for name in ("cycles", "smooth_iterations", "rare"):
-            check_number(self, name)
+        for name in ("split_iterations", "merge_iterations"):
+            check_number(self, name, least=1, most=MOST_ITERATIONS)
+        check_number(self, "smooth_iterations", most=MOST_ITERATIONS)
+        check_number(self, "cycles", most=MOST_CYCLES)
+        check_number(self, "states", least=1)
+        check_number(self, "rare")
         for name in ("merged", "smooth_rules", "smooth_words"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
