@@ -38,6 +38,7 @@ class Spectral:
     def __init__(self, options: SpectralOptions, task: Task) -> None:
         self.options, self.task, self.done = options, task, 0
         self.seconds = 0.0  # of the search
+        self._last: Grammar | None = None
         self.f1 = torch.zeros(0, dtype=torch.float64)  # of the best vectors, best first
         if options.search_minutes and task.f1 is None:
             raise InputError("estimator.search_minutes needs trees to choose by: data.dev=FILE.")
@@ -63,6 +64,7 @@ class Spectral:
             step = self.steps[self.done]
             if self.done:
                 self._search(self.searched[self.done - 1])
+            self._last = self.grammar(self.best[0])
             self.done += 1
             yield step
 
@@ -74,6 +76,13 @@ class Spectral:
     def best(self) -> Int64[Tensor, "vectors symbols"]:
         """Numbers of states, the best vector first."""
         return self.projections.nodes.states.unsqueeze(0)
+
+    @property
+    def found(self) -> Grammar:
+        """What the last step left."""
+        if self._last is None:  # it was loaded
+            self._last = self.grammar(self.best[0])
+        return self._last
 
     def grammar(self, states: Int64[Tensor, "symbols"]) -> Grammar:
         nodes = replace(self.projections.nodes, states=states)
@@ -105,12 +114,13 @@ class Spectral:
         return self.task.f1(self.task.model(self.options, self.done, self.grammar(states)))
 
     def figures(self) -> dict[str, float]:
-        found = self.projections.figures() | {"states": int(self.best[0].sum())}
+        negative = sum(int((tensor < 0).sum()) for tensor in (self.found.unary, *self.found.binary.tensors.values()))
+        found = self.projections.figures() | {"states": int(self.best[0].sum()), "negative_numbers": negative}
         return found | ({"searched_f1": float(self.f1[0])} if len(self.f1) else {})
 
     def model(self) -> Model:
         symbols = self.projections.description(self.task.treebank.symbols.names)
-        return self.task.model(self.options, self.done, self.grammar(self.best[0]), symbols=symbols)
+        return self.task.model(self.options, self.done, self.found, symbols=symbols)
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
         """The moments are computed again where they are needed."""
