@@ -28,7 +28,7 @@ class Spectral:
 
     def run(self) -> Iterator[Step]:
         if not self.finished:
-            assert self.grammar
+            _ = self.grammar  # it is made now
             self.done = 1
             yield self.steps[0]
 
