@@ -129,7 +129,7 @@ def test_head_words(text, expected, scheme):
 def test_a_feature_of_ones_own(monkeypatch):
     monkeypatch.setattr(projections, "SHOWN", 100)
     for registry in (INSIDE, OUTSIDE):
-        for name in ("width of the left child", "is first", "wrong"):
+        for name in ("width of the left child", "is first", "wrong", "no tensor"):
             monkeypatch.setitem(registry, name, None)
             del registry[name]
 
@@ -145,6 +145,10 @@ def test_a_feature_of_ones_own(monkeypatch):
     def wrong(nodes):
         return torch.zeros(3)
 
+    @lvpcfg.inside_feature("no tensor")
+    def no_tensor(nodes):
+        return [1, 2]
+
     inside, outside = ["width of the left child", "rule"], ["is first", "parent"]
     model = lvpcfg.train(TRAIN, "spectral", states=3, inside=inside, outside=outside)
     found = model.provenance["symbols"]["NP"]
@@ -153,6 +157,8 @@ def test_a_feature_of_ones_own(monkeypatch):
     assert " is first: 1" in lines["outside"]
     with pytest.raises(InputError, match=r"the feature 'wrong' has \(3,\) values: expected one for each of"):
         lvpcfg.train(TRAIN, "spectral", states=3, inside=["wrong"])
+    with pytest.raises(InputError, match=r"the feature 'no tensor' is \[1, 2\]: expected a tensor"):
+        lvpcfg.train(TRAIN, "spectral", states=3, inside=["no tensor"])
     with pytest.raises(InputError, match="there is no feature 'nose': expected some of rule, left child, "):
         lvpcfg.train(TRAIN, "spectral", inside=["nose"])
     with pytest.raises(InputError, match="there is a feature 'is first' already"):
