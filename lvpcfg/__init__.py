@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.calibration import calibrate as calibrate
     from lvpcfg.decompose.compress import compress as compress
     from lvpcfg.errors import InputError as InputError
+    from lvpcfg.estimate.features import inside_feature as inside_feature
+    from lvpcfg.estimate.features import outside_feature as outside_feature
     from lvpcfg.estimate.train import train as train
     from lvpcfg.evaluation.evalb import evaluate as evaluate
     from lvpcfg.generation import generate as generate
@@ -53,8 +55,10 @@ _MODULES = {  # that the names are in
     "distributions": "distributions",
     "evaluate": "evaluation.evalb",
     "generate": "generation",
+    "inside_feature": "estimate.features",
     "nn": "nn",
     "normalise": "trees.normalise",
+    "outside_feature": "estimate.features",
     "read_berkeley": "grammar.berkeley",
     "read_conllu": "trees.conllu",
     "read_trees": "trees.brackets",

@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+import torch
 from running import ROOT
 
 from lvpcfg import Parser, corpus, train, write_trees
@@ -76,3 +77,27 @@ def test_reliability(benchmark, tmp_path, monkeypatch, capsys):
     benchmark.main()
     assert capsys.readouterr().out.count("calibrated") >= 6
     assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("benchmark", ["spectral"], indirect=True)
+def test_spectral(benchmark, tmp_path, monkeypatch, capsys):
+    write_trees(corpus("train")[:100], tmp_path / "train.mrg")
+    write_trees([tree for tree in corpus("dev") if len(tree.leaves()) < 6][:4], tmp_path / "dev.mrg")
+    monkeypatch.setattr(benchmark, "PRODUCT", 2)
+    paths = {"train": "train.mrg", "dev": "dev.mrg", "table": "x.csv", "picture": "x.png"}
+    arguments = [text for name, path in paths.items() for text in (f"--{name}", str(tmp_path / path))]
+    arguments += ["--sizes", "2", "--rows"]
+    monkeypatch.setattr(sys, "argv", ["spectral.py", *arguments, "spectral", "product of clusters"])
+    benchmark.main()
+    assert "product of clusters" in capsys.readouterr().out
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    monkeypatch.setattr(sys, "argv", ["spectral.py", *arguments, "features not scaled", "--ablations"])
+    benchmark.main()
+    assert (tmp_path / "x.csv").read_text().splitlines()[1].startswith("features not scaled,2,1,")
+
+
+@pytest.mark.parametrize("benchmark", ["spectral"], indirect=True)
+def test_a_level_of_back_off_is_left_out(benchmark):
+    levels = [torch.tensor(float(number)) for number in (8, 4, 2, 1)]
+    assert benchmark.Without(-2)(levels, 0.5) == 0.5 * 8 + 0.25 * 4 + 0.25 * 1
+    assert benchmark.Without(-3)(levels[1:], 0.5) == 0.5 * 4 + 0.25 * 2 + 0.25 * 1  # a unary rule has no such level

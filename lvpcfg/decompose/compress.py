@@ -77,6 +77,8 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     grammar = model.grammar
     if grammar.binary.compressed:
         raise InputError("the model is compressed already: expected one whose rules are tensors.")
+    if isinstance(options, APROptions) and grammar.signed:
+        raise InputError("the model has negative parameters: expected a non-negative one, or another method than apr.")
     if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
         options = replace(options, child_types=TOGETHER)  # there are more types than terms
     factors, against_source, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)

@@ -36,4 +36,4 @@ def cluster(options: ClusterOptions, task: Task) -> Estimator:
 
     phases = [Phase("em", cycle=1, iterations=options.iterations, title="iteration {iteration}", evaluate="sometimes")]
     start = Step("clustering", "clusters", "always")
-    return ExpectationMaximisation(options, task, phases, clustered(options, task), start)
+    return ExpectationMaximisation(options, task, phases, clustered(options, task, task.seed), start)

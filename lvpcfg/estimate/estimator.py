@@ -7,7 +7,7 @@ options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +71,13 @@ def check_number(
         raise InputError(f"estimator.{name} is {value}: expected {otherwise or f'{most} at the most'}.")
 
 
+def check_folder(options: Options, name: str) -> None:
+    """Refuses an option that is no name of a model folder, nor None."""
+    value = getattr(options, name)
+    if not (value is None or isinstance(value, str)):
+        raise InputError(f"estimator.{name} is {show(value)}: expected a model folder.")
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What an estimator is given, beside its options."""
@@ -80,6 +87,7 @@ class Task:
     seed: int = 0
     device: str = "cpu"
     dev: "Sequence[Tree] | None" = None  # normalised trees that are not trained on, if there are any
+    f1: "Callable[[Model], float] | None" = None  # how well a model parses them
 
     def made_of(self, options: Options) -> dict[str, Any]:
         """What two trainings must share so that one can take up the other."""

@@ -5,8 +5,8 @@
 
 for each symbol a, with the largest singular values S (Cohen et al. 2012, section 5). The mean of Y Z^T is the identity.
 The first state is the constant 1, and the means of the others over all nodes of a are 0: a symbol with one state is
-that of the treebank PCFG, and without back-off all trees together have the probability 1. Feature i is scaled by
-sqrt(M_a / (count_i + 5)).
+that of the treebank PCFG, and without back-off and the smoothing of words all trees together have the probability 1.
+Feature i is scaled by sqrt(M_a / (count_i + 5)).
 
 Omega is never made. A random subspace is turned towards its singular vectors by products with the sparse matrices of
 phi and psi (Halko, Martinsson & Tropp 2011), for all symbols at once.
@@ -69,6 +69,14 @@ class FeatureMatrix:
         place = torch.arange(self.column.numel())
         return torch.zeros_like(self.owner).index_copy(0, self.column.flatten(), place)
 
+    @cached_property
+    def _by_column(self) -> tuple[Int64[Tensor, "entries"], Int64[Tensor, "columns"], Float64[Tensor, "entries"]]:
+        """The transposed matrix: the nodes of each column, where those of each begin, and the values there."""
+        column, kinds = self.column.flatten(), self.column.shape[1]
+        order = column.argsort(stable=True)
+        first = torch.searchsorted(column[order], torch.arange(len(self.owner)))
+        return order // kinds, first, self.value.flatten()[order]
+
     def times(self, vectors: Float64[Tensor, "columns k"]) -> Float64[Tensor, "nodes k"]:
         of_mean = self._by_symbol(self.owner, self.mean.unsqueeze(1) * vectors)
         return embedding_bag(self.column, vectors, per_sample_weights=self.value, mode="sum") - of_mean[self.symbol]
@@ -76,9 +84,8 @@ class FeatureMatrix:
     def transposed_times(self, vectors: Float64[Tensor, "nodes k"]) -> Float64[Tensor, "columns k"]:
         """For vectors that are divided by the sizes of symbols: means over their nodes."""
         vectors = vectors / self.sizes[self.symbol].unsqueeze(1)
-        found = vectors.new_zeros(len(self.owner), vectors.shape[1])
-        for column, value in zip(self.column.unbind(1), self.value.unbind(1), strict=True):
-            found.index_add_(0, column, value.unsqueeze(1) * vectors)
+        node, first, value = self._by_column
+        found = embedding_bag(node, vectors, first, per_sample_weights=value, mode="sum")
         return found - self.mean.unsqueeze(1) * self._by_symbol(self.symbol, vectors)[self.owner]
 
     def _by_symbol(self, symbol: Int64[Tensor, "rows"], rows: Float64[Tensor, "rows k"]) -> Tensor:

@@ -25,9 +25,9 @@ class Projections:
     nodes: Projected
 
     @staticmethod
-    def of(options: ProjectionOptions, task: Task, dropout: float = 0) -> "Projections":
+    def of(options: ProjectionOptions, task: Task, seed: int, dropout: float = 0) -> "Projections":
         """`dropout` is the share of features, chosen at random, that are left out."""
-        bank, generator = task.treebank, torch.Generator().manual_seed(task.seed)
+        bank, generator = task.treebank, torch.Generator().manual_seed(seed)
         sizes = torch.bincount(bank.symbol, minlength=len(bank.symbols))
         most = 1 + ((options.states - 1) * ((sizes - FEW) / (MANY - FEW)).clamp(0, 1)).long()
         nodes = Nodes(bank, task.observed.lexicon)

@@ -136,20 +136,28 @@ def triple(
         return mean
     z_mean, left, right = z.mean(0).view(-1, 1, 1), y2.mean(0).view(1, -1, 1), y3.mean(0).view(1, 1, -1)
     pairs = ((z.T @ y2).unsqueeze(2) * right + (z.T @ y3).unsqueeze(1) * left + (y2.T @ y3) * z_mean) / (3 * n)
-    return own * mean + (1 - own) * (own * pairs + (1 - own) * _singles(own, z_mean * left * right))
+    return backed_off([mean, pairs, z_mean * left * right, _first(mean)], own)
 
 
 def pair(z: Float64[Tensor, "n x"], y2: Float64[Tensor, "n y"], own: float) -> Float64[Tensor, "x y"]:
     """E of a unary rule; there is no pair to back off to."""
     mean = z.T @ y2 / len(z)
-    return mean if own == 1 else own * mean + (1 - own) * _singles(own, z.mean(0).unsqueeze(1) * y2.mean(0))
+    return backed_off([mean, z.mean(0).unsqueeze(1) * y2.mean(0), _first(mean)], own)
 
 
-def _singles(own: float, product: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """l E3 + (1 - l) E4. The means over all nodes of a symbol are 1 for the first state and 0 for the others."""
-    product = own * product
-    product[(0,) * product.dim()] += 1 - own
-    return product
+def backed_off(levels: list[Float64[Tensor, "*shape"]], own: float) -> Float64[Tensor, "*shape"]:
+    """Each level with the weight `own` in what is left by those before it."""
+    *levels, found = levels
+    for level in reversed(levels):
+        found = own * level + (1 - own) * found
+    return found
+
+
+def _first(like: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """The product of means over all nodes of the symbols: 1 for their first states, 0 for the others."""
+    found = torch.zeros_like(like)
+    found[(0,) * like.dim()] = 1
+    return found
 
 
 def _constant(rows: Float64[Tensor, "n m"]) -> Float64[Tensor, "1 m"]:

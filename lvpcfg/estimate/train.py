@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from nltk.tree import Tree
@@ -43,10 +44,19 @@ def train(
 
     treebank = build_treebank(settings.prepared(trees), binarisation, progress)
     gold = None if dev is None else normalise_all(settings.prepared(dev))
-    task = Task(treebank, signature, seed, device, gold)
+    f1 = None if gold is None else partial(_f1, gold, device)
+    task = Task(treebank, signature, seed, device, gold, f1)
     training: Estimator = entry.run(settings, task)
     for _ in tqdm(
         training.run(), total=len(training.steps), desc="training", unit="iteration", disable=None if progress else True
     ):
         pass
     return training.model()
+
+
+def _f1(gold: list[Tree], device: str, model: Model) -> float:
+    from lvpcfg.evaluation.evalb import evaluate
+    from lvpcfg.parser import Parser
+
+    found = Parser(model, device=device).parse_sents([tree.leaves() for tree in gold])
+    return evaluate(gold, found).figures()["f1"]

@@ -152,7 +152,7 @@ class Training:
         self.suffix, self.path = _suffix(config, restart), _checkpoint_path(config, run, restart)
         self.seed = config.seed + restart
         device = processes.own_device(usable_device(config.device))
-        task = Task(treebank, config.signature, self.seed, str(device), gold or None)
+        task = Task(treebank, config.signature, self.seed, str(device), gold or None, self._f1 if gold else None)
         self.estimator: Estimator = ESTIMATORS[config.estimator.name].run(config.estimator, task)
         self.records: list[Record] = []  # of the models that were looked at
         self.seconds = 0.0  # of all steps
@@ -325,6 +325,10 @@ class Training:
                 (self.gold or self.estimator.finished) and self.score() > max(rival.score() for rival in self.rivals)
             ):
                 model.save(folder / "model")
+
+    def _f1(self, model: Model) -> float:
+        found, _ = self._parsed(model)
+        return evaluate(self.gold, found).figures()["f1"]
 
     def _parsed(self, model: Model) -> tuple[list[Tree], int]:
         """The sentences of `gold`, parsed, and how many the grammar has no tree for."""
