@@ -64,7 +64,8 @@ ESTIMATES = {  # nothing backs off, and no word shares what is known of it with 
     "em": {"states": STATES, "rare": 0, "iterations": 100},
 }
 TOGETHER = 20_000  # trees that are drawn at once
-LONGEST = 10  # words, of the sentences that the estimates are compared on
+COMPARED = 300  # trees that the estimates are compared on,
+LONGEST = 10  # words each, at the most
 
 
 def truth() -> Model:
@@ -124,7 +125,7 @@ def estimated(name: str, bank: Treebank, seed: int = 0, **options: object) -> Mo
 class Compared:
     """Trees of the truth, and what it says of them."""
 
-    def __init__(self, model: Model, trees: int = 300, seed: int = 999) -> None:
+    def __init__(self, model: Model, trees: int, seed: int = 999) -> None:
         found = lvpcfg.generate(model, trees, seed, longest=LONGEST)
         self.trees = sorted(found, key=lambda tree: len(tree.leaves()))
         self.weight, self.spans = self._of(model)
@@ -195,7 +196,7 @@ def main() -> None:
     settings = parser.parse_args()
     torch.set_num_threads(1)
     model, rows = truth(), list[Row]()
-    compared = Compared(model)
+    compared = Compared(model, COMPARED)
     print(
         f"{'estimator':<12}{'trees':>9}{'seed':>6}{'error of trees':>16}{'of marginals':>14}{'seconds':>9}", flush=True
     )
