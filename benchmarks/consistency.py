@@ -186,6 +186,13 @@ def draw(rows: list[Row]) -> Figure:
     return figure
 
 
+def write(rows: list[Row], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([field.name for field in fields(Row)])
+        table.writerows(astuple(row) for row in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1000, 3162, 10_000, 31_623, 100_000])
@@ -208,16 +215,13 @@ def main() -> None:
                 found = estimated(name, bank, seed)
                 row = Row(name, size, seed, *compared.errors(found), time.process_time() - begin)
                 rows.append(row)
+                write(rows, Path(settings.table))
                 print(
                     f"{name:<12}{size:>9}{seed:>6}{row.trees:>16.4f}{row.marginals:>14.5f}{row.seconds:>9.1f}",
                     flush=True,
                 )
     for name in settings.estimators:
         print(f"{name}: slopes {slope(rows, name, 'trees'):.2f} and {slope(rows, name, 'marginals'):.2f}")
-    with Path(settings.table).open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow([field.name for field in fields(Row)])
-        table.writerows(astuple(row) for row in rows)
     draw(rows).savefig(settings.output, dpi=100)
 
 
