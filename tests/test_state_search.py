@@ -9,6 +9,7 @@ from lvpcfg import InputError, build_treebank, corpus, train
 from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.spectral import SpectralOptions
 from lvpcfg.estimate.spectral_training import Spectral
+from lvpcfg.evaluation.directions import directions_of
 
 SYMBOLS = ("NP", "VP")
 
@@ -42,7 +43,10 @@ def test_the_numbers_with_the_best_score_are_found(task):
     assert [found[names.index(name)] for name in SYMBOLS] == [2, 1]
     others = torch.tensor([name not in SYMBOLS for name in names])
     assert torch.equal(found[others], at_first[others])
-    assert training.model().grammar.states.tolist() == found.tolist()
+    model = training.model()
+    assert model.grammar.states.tolist() == found.tolist()
+    for name, about in directions_of(model).items():
+        assert len(about.inside) == found[names.index(name)] - 1
     assert training.figures()["searched_f1"] == task.f1(training.model())
 
 

@@ -64,6 +64,8 @@ class Spectral:
             step = self.steps[self.done]
             if self.done:
                 self._search(self.searched[self.done - 1])
+            else:
+                self.projections.report(self.task.treebank.symbols.names)
             self._last = self.grammar(self.best[0])
             self.done += 1
             yield step
@@ -119,7 +121,7 @@ class Spectral:
         return found | ({"searched_f1": float(self.f1[0])} if len(self.f1) else {})
 
     def model(self) -> Model:
-        symbols = self.projections.description(self.task.treebank.symbols.names)
+        symbols = self.projections.description(self.task.treebank.symbols.names, self.best[0])
         return self.task.model(self.options, self.done, self.found, symbols=symbols)
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
