@@ -296,7 +296,7 @@ def test_what_is_refused(tmp_path):
         GradientOptions(short_first=0.4)
     with pytest.raises(InputError, match=r"none of the 2 sentences has 2 to 40 words"):
         lvpcfg.train([["a"], ["b"]], "em", objective=SENTENCE)
-    with pytest.raises(InputError, match="'a b' is no sentence"):
+    with pytest.raises(InputError, match="a sentence is 'a b': expected a list of one or more words"):
         lvpcfg.train(["a b"], "em", objective=SENTENCE)
     with pytest.raises(InputError, match=r"is text, and this estimator learns from trees"):
         run("train", tmp_path, train="sentences.txt")

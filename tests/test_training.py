@@ -418,7 +418,10 @@ def test_train_from_python():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "magic"}, "estimator is 'magic': expected count, em, gradient, kruskal_em or split_merge"),
+        (
+            {"estimator": "magic"},
+            "estimator is 'magic': expected cluster, count, em, gradient, kruskal_em, spectral or",
+        ),
         ({"estimator": "count", "states": 2}, "the estimator count has no option 'states'"),
         ({"estimator": "em", "cycles": 2}, r"has no option 'cycles': it has .*iterations, .*noise, .*rare, .*states"),
         ({"estimator": "em", "states": "2"}, "estimator.states is '2': expected a whole number"),
