@@ -73,7 +73,7 @@ def computed():
     found |= {f"cluster {name}": tensor.double() for name, tensor in clustering.refinement.tensors().items()}
     next(clustering.run())
     found |= {f"cluster, em {name}": tensor.double() for name, tensor in clustering.refinement.tensors().items()}
-    grammar = ESTIMATORS["spectral"].run(SPECTRAL, task).grammar
+    grammar = ESTIMATORS["spectral"].run(SPECTRAL, task).found
     found |= {"spectral rules": grammar.binary.values, "spectral words": grammar.lexical.value}
     for objective, words in (("conditional", 100), ("joint", 1)):  # a batch of one tree, so that a process has none
         options = GradientOptions(states=2, objective=objective, batch_tokens=words)

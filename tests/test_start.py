@@ -1,6 +1,5 @@
 """EM that goes on from a model: estimator.init."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -117,8 +116,6 @@ def test_the_job_begins_with_the_model_and_knows_it_again(tmp_path):
     assert "start: 66 states, log-likelihood/word" in printed
     _, printed = run("train", tmp_path / "run", **settings, resume=True)
     assert "is finished already" in printed
-    path = tmp_path / "model/model.json"
-    description = json.loads(path.read_text())
-    path.write_text(json.dumps(description | {"provenance": {}}))
+    replace(lvpcfg.Model.load(init), provenance={}).save(init)
     with pytest.raises(InputError, match=r"was made with model of estimator\.init"):
         begin("train", tmp_path / "run", **settings, resume=True)
