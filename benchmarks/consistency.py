@@ -10,7 +10,8 @@ is compared with that grammar on other trees of it:
     marginals  mean over the words of a sentence of the sum over spans and symbols of |their posteriors' difference|
 
 The slope is that of a line through the errors, both axes in logarithms: -0.5 where they fall as one over the root of
-the number of trees. EM is not exact: it ends at a local optimum, after so many iterations.
+the number of trees. EM stops after 100 iterations, before it has converged: with 400 of them, its error on 31,623 trees
+is 0.027 instead of 0.046.
 """
 
 import argparse
