@@ -1,7 +1,7 @@
 """Whether estimates come nearer to the truth with more trees: one command, one table, one picture.
 
     python benchmarks/consistency.py
-    python benchmarks/consistency.py --sizes 1000 10000 100000 1000000 --seeds 0 1 2
+    python benchmarks/consistency.py --estimators spectral --sizes 1000000 --seeds 0   # 8.3 GB
 
 Trees are drawn from a small grammar whose states are well told apart. What the method of moments and EM learn from them
 is compared with that grammar on other trees of it:
@@ -10,7 +10,8 @@ is compared with that grammar on other trees of it:
     marginals  mean over the words of a sentence of the sum over spans and symbols of |their posteriors' difference|
 
 The slope is that of a line through the errors, both axes in logarithms: -0.5 where they fall as one over the root of
-the number of trees. EM is not exact: it ends at a local optimum, after so many iterations.
+the number of trees. EM stops after 100 iterations, before it has converged: with 400 of them, its error on 31,623 trees
+is 0.027 instead of 0.046.
 """
 
 import argparse
@@ -165,11 +166,11 @@ def slope(rows: list[Row], name: str, error: str) -> float:
 def draw(rows: list[Row]) -> Figure:
     """Both errors over the number of trees, and lines that fall as one over its root."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    sizes = sorted({row.size for row in rows})
     titles = {"trees": "probabilities of trees", "marginals": "posteriors of spans"}
     for axis, (error, title) in zip(axes, titles.items(), strict=True):
         for place, name in enumerate(dict.fromkeys(row.estimator for row in rows)):
             own = [row for row in rows if row.estimator == name]
+            sizes = sorted({row.size for row in own})
             means = [
                 sum(getattr(row, error) for row in own if row.size == size) / sum(row.size == size for row in own)
                 for size in sizes
@@ -220,7 +221,7 @@ def main() -> None:
                     f"{name:<12}{size:>9}{seed:>6}{row.trees:>16.4f}{row.marginals:>14.5f}{row.seconds:>9.1f}",
                     flush=True,
                 )
-    for name in settings.estimators:
+    for name in settings.estimators if len(settings.sizes) > 1 else ():
         print(f"{name}: slopes {slope(rows, name, 'trees'):.2f} and {slope(rows, name, 'marginals'):.2f}")
     draw(rows).savefig(settings.output, dpi=100)
 
