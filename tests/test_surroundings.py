@@ -23,8 +23,10 @@ def model(tmp_path_factory):
 
 
 def shell(line, *options, cwd):
-    """Runs a command by a line of the shell, where it is called "$@"."""
-    done = subprocess.run(["sh", "-c", line, "sh", *arguments(*options)], cwd=cwd, capture_output=True, text=True)
+    """Runs a command by a line of the shell, where it is called "$@"; its output has a buffer, as users' have."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    words = ["sh", "-c", line, "sh", *arguments(*options)]
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     return done
 

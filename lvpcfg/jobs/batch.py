@@ -33,7 +33,7 @@ from lvpcfg.grammar.reader import JSON, TENSORS
 from lvpcfg.jobs.options import folders
 from lvpcfg.jobs.parse import ParseOptions
 from lvpcfg.jobs.parsing import AnyParser, parsing, say_what_happened
-from lvpcfg.jobs.run import Run, peak_memory
+from lvpcfg.jobs.run import Run, leave_pipe, peak_memory
 from lvpcfg.jobs.workers import Workers
 from lvpcfg.options import JSONL, RAY
 from lvpcfg.processes import LostError
@@ -320,6 +320,7 @@ def _to_standard_output() -> Iterator[Callable[[bytes], object]]:
         except BrokenPipeError:
             raise
         except OSError as error:
+            leave_pipe()
             raise InputError(f"cannot write to standard output: {(error.strerror or str(error)).lower()}.") from None
 
     yield write

@@ -36,6 +36,8 @@ class Terminal(Console):
             super().print(*objects, **options)
         except OSError as error:  # the disk is full
             where = "error" if self.stderr else "output"
+            if not self.stderr:
+                leave_pipe()  # else Python tries again at its end, and complains
             raise InputError(f"cannot write to standard {where}: {(error.strerror or str(error)).lower()}.") from None
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
