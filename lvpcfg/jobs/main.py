@@ -88,7 +88,7 @@ def _run(options: DictConfig) -> float | None:
     """Runs one job in its folder; returns what models are chosen by, or else the log-likelihood, for sweepers."""
     import torch
 
-    from lvpcfg.jobs.run import Run, Terminal
+    from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
     hydra_config = HydraConfig.get()
     run = Run(
@@ -103,8 +103,9 @@ def _run(options: DictConfig) -> float | None:
         torch.set_num_threads(getattr(settings, "threads", 1))
         JOBS[options.job].run(settings, run)
         run.finish()
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # who reads has left; as an exit, Hydra adds nothing to it
+        leave_pipe()
+        sys.exit(0)
     except (KeyboardInterrupt, SystemExit, LostError) as error:
         if not processes.is_first():  # and if the first one was killed, so that it cannot say the same
             ended = f"the first of the {processes.number()} processes has ended"
