@@ -13,8 +13,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.calibration import calibrate as calibrate
     from lvpcfg.decompose.compress import compress as compress
     from lvpcfg.errors import InputError as InputError
+    from lvpcfg.estimate.features import inside_feature as inside_feature
+    from lvpcfg.estimate.features import outside_feature as outside_feature
     from lvpcfg.estimate.train import train as train
     from lvpcfg.evaluation.evalb import evaluate as evaluate
+    from lvpcfg.generation import generate as generate
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
     from lvpcfg.grammar.model import Model as Model
@@ -51,8 +54,11 @@ _MODULES = {  # that the names are in
     "debinarise": "trees.binarise",
     "distributions": "distributions",
     "evaluate": "evaluation.evalb",
+    "generate": "generation",
+    "inside_feature": "estimate.features",
     "nn": "nn",
     "normalise": "trees.normalise",
+    "outside_feature": "estimate.features",
     "read_berkeley": "grammar.berkeley",
     "read_conllu": "trees.conllu",
     "read_trees": "trees.brackets",

@@ -1,7 +1,7 @@
 """The command `lvpcfg`, and `python run.py`.
 
 Help and the version are answered without Hydra, torch and nltk, which take seconds to import; wrong options without the
-latter two.
+latter two. Nothing of this package is imported before Ctrl-C is answered.
 """
 
 import os
@@ -9,14 +9,13 @@ import signal
 import sys
 from contextlib import suppress
 
-from lvpcfg import processes
-
 INTERRUPTED = "lvpcfg: interrupted.\n"
 
 
 def main() -> None:
     # No exception yet: libraries that try whether others are there take it for the answer.
     before = signal.signal(signal.SIGINT, _leave)
+    _open_closed_streams()
     arguments = sys.argv[1:]
     if "--version" in arguments:
         from importlib.metadata import version
@@ -25,6 +24,7 @@ def main() -> None:
     elif "--help" in arguments or "-h" in arguments:
         _show_help(arguments)
     else:
+        from lvpcfg import processes
         from lvpcfg.jobs.main import main as run_job
 
         try:
@@ -35,9 +35,20 @@ def main() -> None:
             sys.exit(130)
 
 
+def _open_closed_streams() -> None:
+    """A file that is opened later shall not take the place of a standard stream, and libraries print to one."""
+    for stream in range(3):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # becomes the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def _leave(*_: object) -> None:
-    """There is nothing to save."""
-    if processes.is_first():
+    """There is nothing to save. Of processes of torchrun the first one says so: `processes.py` may not be there yet."""
+    if os.environ.get("RANK", "0") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
         os.write(2, INTERRUPTED.encode())
     os._exit(130)
 
@@ -54,5 +65,8 @@ def _show_help(arguments: list[str]) -> None:
 
 def _print(text: str) -> None:
     """At once, so that nothing is left for a reader that left."""
-    with suppress(BrokenPipeError):
-        os.write(1, text.encode())
+    try:
+        with suppress(BrokenPipeError):
+            os.write(1, text.encode())
+    except OSError as error:
+        sys.exit(f"lvpcfg: cannot write to standard output: {(error.strerror or str(error)).lower()}.")

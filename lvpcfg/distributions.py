@@ -9,7 +9,7 @@ step of it. `log_prob` takes derivations or skeletal trees.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP, normalise
+from lvpcfg.trees.sentences import sentences_of
 from lvpcfg.trees.spelling import Tokens
 from lvpcfg.trees.walk import is_preterminal
 
@@ -427,7 +428,7 @@ def _largest(x: Tensor, dimension: int) -> Tensor:
 class ModelTrees(TreeDistribution):
     """The trees of some sentences, of any lengths, under a model."""
 
-    def __init__(self, model: Model, sentences: Sequence[Sequence[str]]) -> None:
+    def __init__(self, model: Model, sentences: Iterable[Iterable[str]]) -> None:
         grammar = model.grammar
         tokens, lengths = encoded(model.lexicon, sentences, grammar.root.device)
         leaf = grammar.lexical.values_of(tokens).transpose(0, 1)
@@ -440,14 +441,12 @@ class ModelTrees(TreeDistribution):
 
 
 def encoded(
-    lexicon: Lexicon, sentences: Sequence[Sequence[str]], device: torch.device
+    lexicon: Lexicon, sentences: Iterable[Iterable[str]], device: torch.device
 ) -> tuple[Tokens, Int[Tensor, "batch"] | None]:
     """The words, [batch, length], and the lengths of sentences, if they differ."""
-    if isinstance(sentences, str) or not sentences or not all(sentences):
+    sentences = sentences_of(sentences)
+    if not sentences:
         raise InputError("a distribution over trees needs sentences of a word or more.")
-    for number, words in enumerate(sentences, 1):
-        if isinstance(words, str) or not all(isinstance(word, str) for word in words):
-            raise InputError(f"sentence {number} is {show(words)}: expected a list of one or more words.")
     lengths = [len(words) for words in sentences]
     tokens = lexicon.tokens(sentences).padded(lengths).to(device)
     return tokens, torch.tensor(lengths, device=device) if len({*lengths}) > 1 else None

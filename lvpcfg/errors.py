@@ -6,8 +6,9 @@ command line prints it without a traceback.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,14 @@ def show(value: object, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 4] + "..." + text[-1]
 
 
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Without characters that a terminal obeys: those of files and models are shown as \\x1b and the like."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def expect(name: str, value: object, allowed: Sequence[object]) -> None:
     """Stops with a sentence that lists what is allowed, unless `value` is among it."""
     if value not in allowed:
@@ -33,6 +42,17 @@ def expect(name: str, value: object, allowed: Sequence[object]) -> None:
         raise InputError(
             f"{name} is {show(value)}: expected {' or '.join([', '.join(most), last] if most else [last])}."
         )
+
+
+def listed(name: str, given: Any, expected: str) -> list[Any]:
+    """What a caller gave as several things: a list, a generator, an array; but no text, no dictionary, no set."""
+    if type(given) is list:
+        return given
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
+        raise InputError(f"{name} is {show(given)}: expected {expected}.")
+    return list(given)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,7 +17,15 @@ TYPES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}  # as s
 PathLike = str | os.PathLike[str]
 
 
+def place(path: PathLike) -> Path:
+    """Of a file or a folder, if it is one."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{show(path)} is no file or folder: expected its name.")
+    return Path(path)
+
+
 def read_bytes(path: PathLike) -> bytes:
+    place(path)
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -103,7 +111,7 @@ def tensor_file(tensors: dict[str, Tensor], metadata: dict[str, str]) -> list[by
 
 def write_text(path: PathLike, text: str) -> None:
     with writing(path):
-        write_bytes(Path(path), text.encode("utf-8"))
+        write_bytes(place(path), text.encode("utf-8"))
 
 
 def _sync(descriptor: int) -> None:

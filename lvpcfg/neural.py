@@ -27,7 +27,7 @@ class NeuralGrammarLayer(GrammarLayer):
     """A `GrammarLayer` for grammars of one phrase symbol and one tag, with many states: see `estimate/induction.py`."""
 
     def __init__(self, model: Model, dimension: int = 256) -> None:
-        """Of `model`, the sizes and the frequencies of words are taken; all else is random."""
+        """Of `model`, the sizes and the lexicon are taken; all else is random."""
         nn.Module.__init__(self)
         grammar, binary = model.grammar, model.grammar.binary
         if len(grammar.symbols) != 2 or len(grammar.unary_rules) or grammar.lexical.widest:
@@ -37,14 +37,15 @@ class NeuralGrammarLayer(GrammarLayer):
         self.symbols = nn.Embedding(states, dimension)
         self.start = nn.Parameter(torch.randn(1, dimension))
         self.root_network, self.word_network = network(dimension, inner), network(dimension, entries)
-        last = self.word_network[-1]
-        assert isinstance(last, nn.Linear)
-        last.bias.data.copy_(grammar.lexical.backoff.mean(1).log())
         if isinstance(binary, WholeCP):
             self.rules = nn.ModuleList(small_network(dimension, binary.factors.rank) for _ in "uvw")
         else:
             self.rules = nn.ModuleList([nn.Linear(dimension, states * states)])
         self.inner = inner
+        # Symbols that are almost the same at first are told apart by the sentences, not by chance.
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
 
     def grammar(self) -> Grammar:
         old, (phrases, tags) = self._structure.grammar, self.symbols.weight.tensor_split([self.inner])

@@ -15,7 +15,7 @@ observed trees, and its denominator, the sum over all trees or over those that p
 tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,7 +39,9 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.normalise import normalise_all
+from lvpcfg.trees.sentences import sentences_of
 from lvpcfg.trees.spelling import Tokens
+from lvpcfg.trees.walk import trees_of
 
 LOGITS, LOG_WEIGHTS, VALUES = PARAMETRISATIONS = ("logits", "log-weights", "values")
 UNARY = 0.99  # the unary rules of a state, as log-weights, add up to no more, so that chains of them have a sum
@@ -74,6 +76,8 @@ class GrammarLayer(nn.Module):
     def __init__(self, model: Model, parametrisation: str = LOGITS) -> None:
         super().__init__()
         expect("parametrisation", parametrisation, PARAMETRISATIONS)
+        if not isinstance(model, Model):
+            raise InputError(f"a grammar layer is made of a model: found {show(model)}. Model.load reads a folder.")
         grammar = model.grammar
         if parametrisation != VALUES and grammar.signed:
             raise InputError(
@@ -147,7 +151,7 @@ class GrammarLayer(nn.Module):
 
     def forward(
         self,
-        sentences: Sequence[Sequence[str]] | None = None,
+        sentences: Iterable[Iterable[str]] | None = None,
         word_scores: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> TreeDistribution:
@@ -159,15 +163,14 @@ class GrammarLayer(nn.Module):
         grammar = self.grammar()
         return self._trees(grammar, self._words(grammar, sentences, word_scores, lengths))
 
-    def observe(self, trees: Sequence[Tree], prune: float = 0.0) -> Observed:
+    def observe(self, trees: Iterable[Tree], prune: float = 0.0) -> Observed:
         """Treebank trees prepared for any number of calls of `log_weight` and `log_prob`.
 
         With `prune`, `log_prob` compares a tree with what is left of its sentence when rules at splits whose posterior
         by the model's coarse grammar is below `prune` are dropped; the tree itself is always left. The result is then
         an upper bound. They stay on the device where the layer is now.
         """
-        if isinstance(trees, Tree) or not all(isinstance(tree, Tree) for tree in trees):
-            raise InputError(f"a grammar layer observes a list of trees: found {show(trees)}.")
+        trees = trees_of("what is to be observed", trees)
         normal = normalise_all(trees)
         if not normal or len(normal) < len(trees):
             raise InputError("a grammar layer observes trees of a word or more.")
@@ -197,7 +200,7 @@ class GrammarLayer(nn.Module):
     def log_weight(
         self,
         trees: Sequence[Tree] | Observed,
-        sentences: Sequence[Sequence[str]] | None = None,
+        sentences: Iterable[Iterable[str]] | None = None,
         word_scores: Tensor | None = None,
     ) -> Float[Tensor, "batch"]:
         """log of the weight of treebank trees, the sum over their states; in time linear in their size.
@@ -212,7 +215,7 @@ class GrammarLayer(nn.Module):
     def log_prob(
         self,
         trees: Sequence[Tree] | Observed,
-        sentences: Sequence[Sequence[str]] | None = None,
+        sentences: Iterable[Iterable[str]] | None = None,
         word_scores: Tensor | None = None,
     ) -> Float[Tensor, "batch"]:
         """log p(tree | sentence) of treebank trees; -inf for trees that the grammar does not have."""
@@ -255,7 +258,7 @@ class GrammarLayer(nn.Module):
     def _words(
         self,
         grammar: Grammar,
-        sentences: Sequence[Sequence[str]] | None,
+        sentences: Iterable[Iterable[str]] | None,
         word_scores: Tensor | None,
         lengths: Tensor | None,
     ) -> Words:
@@ -306,13 +309,14 @@ class GrammarLayer(nn.Module):
         self,
         observed: Observed,
         grammar: Grammar,
-        sentences: Sequence[Sequence[str]] | None,
+        sentences: Iterable[Iterable[str]] | None,
         word_scores: Tensor | None,
     ) -> Words:
         """Those of the trees, if no others are given in their place."""
         if sentences is None and word_scores is None:
             return Words(grammar.lexical.values_of(observed.tokens).transpose(0, 1), observed.lengths)
         sizes = [len(words) for words in observed.words]
+        sentences = None if sentences is None else sentences_of(sentences)
         if sentences is not None and (given := [len(words) for words in sentences]) != sizes:
             raise InputError(f"the trees have {show(sizes)} words and the sentences {show(given)}.")
         if word_scores is None:
@@ -337,6 +341,9 @@ class GrammarLayer(nn.Module):
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Moves the structure along with the parameters."""
+        kind = fn(next(self.parameters()).detach()[:0]).dtype
+        if kind not in (torch.float32, torch.float64):
+            raise InputError(f"a grammar layer cannot be of {kind}: expected float32 or float64.")
         super()._apply(fn, recurse)
         known, moved = self._structure.grammar.root, next(self.parameters())
         if moved.device != known.device or moved.dtype != known.dtype:

@@ -22,7 +22,8 @@ from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.fast.partition import LOGARITHMIC, WIDE
 from lvpcfg.chart.stages import Stages
 from lvpcfg.decompose.coarse import covered
-from lvpcfg.errors import InputError, expect, is_out_of_memory, show
+from lvpcfg.device import usable_device
+from lvpcfg.errors import InputError, expect, is_out_of_memory, listed, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import CoarseGrammar, projected_coarse
 from lvpcfg.grammar.model import Model
@@ -31,6 +32,7 @@ from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, VITERBI
 from lvpcfg.parses import Counts, Parse, Span, posterior_of
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
+from lvpcfg.trees.sentences import sentences_of
 from lvpcfg.trees.walk import is_preterminal, preorder
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
@@ -128,7 +130,7 @@ class Parser(ParserI):  # type: ignore[misc]
         calibration: PathLike | None = None,
     ) -> "Parser":
         """A parser for the model in a folder, or for the product of those in several; the calibration is a file."""
-        paths = [path] if isinstance(path, str | os.PathLike) else path
+        paths = [path] if isinstance(path, str | os.PathLike) else listed("model", path, "a folder, or a list of them")
         scaling = None if calibration is None else Calibration.load(calibration)
         models = [Model.load(path) for path in paths]
         return Parser(models, decoder, device, dtype, prune, batch_tokens, max_length, scaling)
@@ -210,7 +212,9 @@ class Parser(ParserI):  # type: ignore[misc]
         update: Callable[[int], object] | None,
         request: Request,
     ) -> list[list[Parse]]:
-        sentences = self._sentences(list(sents), None if tags is None else list(tags))
+        sentences = self._sentences(
+            sentences_of(sents), None if tags is None else listed("tags", tags, "a list for each sentence")
+        )
         found: dict[int, list[Parse]] = {}
         with tqdm(
             total=len(sentences), unit=" sentences", desc="parsing", disable=None if progress else True, leave=False
@@ -227,24 +231,21 @@ class Parser(ParserI):  # type: ignore[misc]
                     update(len(batch))
         return [found[number] for number in range(len(sentences))]
 
-    def _sentences(self, sents: list[Sequence[str]], tags: list[Sequence[str | None] | None] | None) -> list[Sentence]:
+    def _sentences(self, sents: list[list[str]], tags: list[Sequence[str | None] | None] | None) -> list[Sentence]:
         """What is asked about, checked. Tags that the model does not know are counted, and any tag is taken instead."""
-        for number, words in enumerate(sents, 1):
-            if isinstance(words, str) or not words or not all(isinstance(word, str) for word in words):
-                raise InputError(f"sentence {number} is {show(words)}: expected a list of one or more words.")
         if tags is None:
             return [Sentence(words) for words in sents]
         if len(tags) != len(sents):
             raise InputError(f"there are tags of {len(tags)} sentences, and {len(sents)} sentences: expected as many.")
         found = []
         for number, (words, some) in enumerate(zip(sents, tags, strict=True), 1):
-            listed = [] if some is None else list(some)
-            if isinstance(some, str) or not all(tag is None or isinstance(tag, str) for tag in listed):
+            own = [] if some is None else listed(f"tags of sentence {number}", some, "a list of tags, or None")
+            if not all(tag is None or isinstance(tag, str) for tag in own):
                 raise InputError(f"the tags of sentence {number} are {show(some)}: expected a list of tags, or None.")
-            if listed and len(listed) != len(words):
-                raise InputError(f"sentence {number} has {len(words)} words and {len(listed)} tags: expected as many.")
-            found.append(Sentence(words, [-1 if tag is None else self._tags.get(tag, -1) for tag in listed]))
-            self.counts.unknown_tags += sum(tag is not None and tag not in self._tags for tag in listed)
+            if own and len(own) != len(words):
+                raise InputError(f"sentence {number} has {len(words)} words and {len(own)} tags: expected as many.")
+            found.append(Sentence(words, [-1 if tag is None else self._tags.get(tag, -1) for tag in own]))
+            self.counts.unknown_tags += sum(tag is not None and tag not in self._tags for tag in own)
         return found
 
     def _parse_some(self, sentences: list[Sentence], request: Request) -> list[list[Parse]]:
@@ -450,17 +451,3 @@ def _check_product(models: Sequence[Model], decoder: str) -> None:
                 f"model {place} of {len(models)} has other symbols, rules or binarisation than the first: "
                 "a product takes grammars that were trained on the same trees."
             )
-
-
-def usable_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name; None: CUDA if there is one."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device is {show(str(name))}, which cannot be used here: {str(error).splitlines()[0]}."
-        ) from None
-    return device

@@ -66,7 +66,7 @@ class Registry:
         return tuple(sorted(provided | self.plugins.keys() | self._entries.keys()))
 
     def __getitem__(self, name: str) -> Entry:
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             expect(self.group, name, self.names())
             own = f"{self.package}.{name}{'_' if keyword.iskeyword(name) else ''}"
             module = own if self.has_file(name) else self.plugins[name]

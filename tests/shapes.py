@@ -5,8 +5,8 @@ from beartype import BeartypeConf, beartype
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 # Not checked: lvpcfg.chart.semirings, and of lvpcfg.chart.forest plan, tiles, logarithms and arrays, which run for
-# each sum of a chart or tile of a forest, so that the tests would take much longer; and lvpcfg.distributions,
-# which answers wrong input with sentences that the tests read.
+# each sum of a chart or tile of a forest, so that the tests would take much longer; and lvpcfg.distributions
+# and lvpcfg.generation, which answer wrong input with sentences that the tests read.
 CHECKED = [
     "lvpcfg.grammar",
     "lvpcfg.decompose",

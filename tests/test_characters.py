@@ -17,6 +17,7 @@ from lvpcfg.estimate.gradient import GradientOptions, gradient
 from lvpcfg.estimate.gradient_descent import GradientDescent
 from lvpcfg.evaluation.inspect import likeliest_words
 from lvpcfg.evaluation.unknown import unknown_words
+from lvpcfg.grammar.model import digest_of
 from lvpcfg.nn import GrammarLayer
 from lvpcfg.trees.brackets import write_trees
 from lvpcfg.trees.spelling import KEPT, CharacterNetwork
@@ -169,11 +170,15 @@ def test_models_with_networks_are_compressed_multiplied_and_looked_into(model, s
     assert inside != before
 
 
+def signed(about):
+    return json.dumps(about | {"sha256": digest_of(about)})
+
+
 def test_folders_that_are_no_models_are_refused(model, tmp_path):
     model.save(tmp_path)
     text = (tmp_path / "model.json").read_text()
     about = json.loads(text)
-    assert about["version"] == 6
+    assert about["version"] == 7
     for characters, complaint in (
         ({"embedding": 24, "filters": 128}, "expected whole numbers for embedding, filters, width"),
         ({"embedding": 24, "filters": "all", "width": 5}, "expected whole numbers for embedding, filters, width"),
@@ -181,11 +186,11 @@ def test_folders_that_are_no_models_are_refused(model, tmp_path):
         ({"embedding": 24, "filters": 10**6, "width": 5}, "'characters.kernel' has 15360 numbers, expected 120000000"),
         (7, "should have dict under 'characters', found 7"),
     ):
-        (tmp_path / "model.json").write_text(json.dumps(about | {"characters": characters}))
+        (tmp_path / "model.json").write_text(signed(about | {"characters": characters}))
         with pytest.raises(InputError, match=complaint):
             lvpcfg.Model.load(tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps(about | {"version": 7}))
-    with pytest.raises(InputError, match="format 7 of a newer lvpcfg, and this one reads up to 6"):
+    (tmp_path / "model.json").write_text(json.dumps(about | {"version": 8}))
+    with pytest.raises(InputError, match="format 8 of a newer lvpcfg, and this one reads up to 7"):
         lvpcfg.Model.load(tmp_path)
     broken = replace(
         model,
@@ -211,7 +216,7 @@ def test_truncated_tensors_are_refused(model, tmp_path):
 def test_folders_of_format_5_have_no_network(start, tmp_path):
     start.save(tmp_path)
     about = json.loads((tmp_path / "model.json").read_text())
-    del about["characters"]
+    del about["characters"], about["sha256"], about["folded"]
     (tmp_path / "model.json").write_text(json.dumps(about | {"version": 5}))
     loaded = lvpcfg.Model.load(tmp_path)
     assert loaded.grammar.lexical.network is None

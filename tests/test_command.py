@@ -113,7 +113,7 @@ def test_the_help_of_a_choice(capfd):
     call("job=train", "--help")
     printed = capfd.readouterr().out
     assert "  on_error: raise    # raise: stop at a malformed tree" in printed
-    assert "estimator=count or em or " in printed
+    assert "estimator=cluster or count or em or " in printed
     assert "states" not in printed.replace("states are", "").replace("latent states", "").replace("many states", "")
     call("job=train", "estimator=em", "-h")
     assert "\n  states: 16           # of every symbol\n" in capfd.readouterr().out

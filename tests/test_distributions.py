@@ -449,7 +449,7 @@ def test_trees_that_do_not_fit_their_sentence_are_named():
     with pytest.raises(InputError, match="expected another distribution"):
         trees.kl(3)
     for sentences in (["dog barks"], "dog", [[1, 2]]):
-        with pytest.raises(InputError, match=r"expected a list of one or more words|sentences of a word or more"):
+        with pytest.raises(InputError, match=r"expected a list of (one or more words|sentences)"):
             ModelTrees(model, sentences)
 
 

@@ -106,7 +106,8 @@ def test_an_estimator_of_ones_own_from_python(mine):
     with pytest.raises(InputError, match="the estimator mine has no option 'states': it has enough"):
         lvpcfg.train(trees[:3], "mine", states=2)
     with pytest.raises(
-        InputError, match="estimator is 'mein': expected count, em, gradient, kruskal_em, mine or split_merge"
+        InputError,
+        match="estimator is 'mein': expected cluster, count, em, gradient, kruskal_em, mine, spectral or split_merge",
     ):
         lvpcfg.train(trees[:3], "mein")
 

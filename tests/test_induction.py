@@ -187,6 +187,34 @@ def test_gradient_descent_makes_sentences_likelier():
     assert found[-1] > found[0] + 0.1
 
 
+def test_networks_begin_with_symbols_that_are_almost_the_same():
+    options = EMOptions(**SMALL | {"interminals": 30, "preterminals": 60})
+    task = task_of(options)
+    grammar = NeuralGrammarLayer(random_model(options, 0, task, [tree.leaves() for tree in TREES])).to_model().grammar
+    for table in (grammar.binary.tensor(3), grammar.lexical.backoff.T):
+        spread = (table.log() - table.log().mean(0)).std()  # between symbols, for the same rule or word
+        assert 0 < spread < 0.2
+
+
+def test_short_sentences_come_first():
+    options = GradientOptions(**SMALL, epochs=4, batch_tokens=20, dimension=4, short_first=0.5)
+    training = gradient(options, task_of(options))
+    learned, log_likelihood = [], training.objective.log_likelihood
+
+    def watched(batch, generator):
+        learned.append(batch.words / batch.sentences)
+        return log_likelihood(batch, generator)
+
+    training.objective.log_likelihood = watched
+    for _ in training.run():
+        pass
+    lengths = [batch.words / batch.sentences for batch in training.objective.batches]
+    quarter = len(learned) // 8
+    assert max(learned[:quarter]) < sum(lengths) / len(lengths)
+    half = learned[len(learned) // 2 :]
+    assert sorted(half) == pytest.approx(sorted(lengths * 2))
+
+
 def test_a_model_can_be_trained_on_with_sentences(tmp_path):
     """A treebank grammar, with its own words and symbols."""
     model = lvpcfg.train(TREES, "em", states=2, iterations=2)
@@ -221,12 +249,29 @@ def test_what_sentences_are_learned_from():
 
 def test_known_words_are_the_most_frequent_ones():
     sentences = [["a", "a", "b", "b", "c"], ["a", "b", "a", "c", "d"]] + [[f"x{i}ing", "A"] for i in range(12)]
-    options = EMOptions(**SMALL | {"vocabulary": 2})
+    options = EMOptions(**SMALL | {"vocabulary": 2, "lowercase": False, "occurrences": 2})
     assert random_model(options, 0, task_of(options, sentences), sentences).lexicon.words == ("A", "a")
-    lexicon = random_model(EMOptions(**SMALL), 0, task_of(options, sentences), sentences).lexicon
+    options = replace(options, vocabulary=100)
+    lexicon = random_model(options, 0, task_of(options, sentences), sentences).lexicon
     assert lexicon.words == ("A", "a", "b", "c")
     assert len(lexicon.classes) == 1  # of x0ing, x1ing, ...; one d is too little for a class
     assert lexicon.encode(["x5ing", "d"]) == [4, 5]
+
+
+def test_words_in_lower_case(tmp_path):
+    """Known words are found however they are written; the classes of others are those of words as they are written."""
+    sentences = [["The", "the", "1,000.5", "20"], ["THE", "Mr.", "3-D"]] + [
+        ["the", f"Cx{i}ing"] for i in "abcdefghijkl"
+    ]
+    options = EMOptions(**SMALL | {"occurrences": 2})
+    model = random_model(options, 0, task_of(options, sentences), sentences)
+    model.save(tmp_path)
+    lexicon = lvpcfg.Model.load(tmp_path).lexicon
+    assert lexicon == model.lexicon
+    assert lexicon.words == ("the", "0")
+    assert len(lexicon.classes) == 1
+    assert "CAPITAL" in lexicon.classes[0]
+    assert lexicon.encode(["THE", "17.5", "Cxying", "Mr.", "The"]) == [0, 1, 2, 3, 0]
 
 
 # Bad input
@@ -247,9 +292,11 @@ def test_what_is_refused(tmp_path):
         EMOptions(objective=SENTENCE, longest=1)
     with pytest.raises(InputError, match=r"estimator\.epochs is 2\.5: expected a whole number"):
         GradientOptions(epochs=2.5)
+    with pytest.raises(InputError, match=r"short_first is 0\.4: trees are learned from in random order, expected 0"):
+        GradientOptions(short_first=0.4)
     with pytest.raises(InputError, match=r"none of the 2 sentences has 2 to 40 words"):
         lvpcfg.train([["a"], ["b"]], "em", objective=SENTENCE)
-    with pytest.raises(InputError, match="'a b' is no sentence"):
+    with pytest.raises(InputError, match="a sentence is 'a b': expected a list of one or more words"):
         lvpcfg.train(["a b"], "em", objective=SENTENCE)
     with pytest.raises(InputError, match=r"is text, and this estimator learns from trees"):
         run("train", tmp_path, train="sentences.txt")

@@ -11,8 +11,10 @@ from rich.console import Console
 from strategies import random_model
 
 from lvpcfg import InputError, Model, compress, corpus, train
+from lvpcfg.estimate import projections
 from lvpcfg.evaluation.inspect import OTHER, RULES, look_inside
 from lvpcfg.evaluation.page import page
+from lvpcfg.evaluation.pictures import draw_singular_values
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.jobs import inspect
@@ -100,7 +102,7 @@ class Strict(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        if tag != "meta":
+        if tag not in ("meta", "img"):
             self.open.append(tag)
         values = dict(attributes)
         self.ids += [values["id"]] if "id" in values else []
@@ -213,3 +215,76 @@ def test_job_on_compressed_models(job, estimator, options):
     result, printed = job(compress(model, **options))
     assert result["symbols"] == len(model.grammar.symbols)
     assert "likeliest words" in printed
+
+
+@pytest.fixture
+def spectral(monkeypatch):
+    monkeypatch.setattr(projections, "FEW", 2)
+    monkeypatch.setattr(projections, "MANY", 20)
+    return train(corpus("dev")[:60], "spectral", states=3)
+
+
+def test_states_of_a_spectral_model_are_directions(job, spectral, tmp_path):
+    about = spectral.provenance["symbols"]
+    _, printed = job(spectral, symbol=["NP", "DT"])
+    for words in ("constant", "largest numbers of rules", "largest numbers of words", "singular", "+0."):
+        assert words in printed
+    assert "%" not in printed
+    assert f"{about['NP']['singular_values'][0]:.3g}" in printed
+    assert about["NP"]["inside"][0][0] in printed
+    assert (tmp_path / "run/singular_values.png").read_bytes().startswith(b"\x89PNG")
+    page_of = (tmp_path / "run/grammar.html").read_text()
+    parsed = Strict(page_of)
+    assert parsed.tags.count("img") == 1
+    assert 'src="data:image/png;base64,iVBOR' in page_of
+    text = "".join(parsed.text)
+    for symbol in about.values():
+        assert all(line in text for side in ("inside", "outside") for lines in symbol[side] for line in lines)
+
+
+def test_numbers_of_a_spectral_model_are_the_largest_of_any_sign(spectral):
+    grammar = spectral.grammar
+    rules = probabilities(grammar)
+    symbols = look_inside(spectral)
+    coarse = dict(zip(grammar.symbols.names, expected_states(spectral.coarse.grammar).tolist(), strict=True))
+    for symbol in symbols:
+        assert symbol.expected == pytest.approx(coarse[symbol.name])
+        assert symbol.directions is not None or len(symbol.states) == 1
+        for state in symbol.states:
+            assert state.expected is state.share is None
+            if not symbol.preterminal:
+                wanted = sorted((abs(p) for (parent, *_), p in rules.items() if parent == state.number), reverse=True)
+                assert [abs(rule.probability) for rule in state.rules] == wanted[:RULES]
+                assert all(rules[(state.number, *rule.children)] == rule.probability for rule in state.rules)
+    assert any(word.probability < 0 for symbol in symbols for state in symbol.states for word in state.words)
+
+
+def test_compressed_spectral_models_and_those_of_one_state(job, spectral):
+    _, printed = job(compress(spectral, "svd"), symbol="NP")
+    assert "singular" in printed
+    _, printed = job(train(corpus("dev")[:60], "spectral", states=1), symbol="NP")
+    assert "likeliest rules" in printed
+    assert "singular" not in printed
+
+
+def test_the_line_in_the_picture_stands_behind_the_states():
+    figure = draw_singular_values({"A": [3.0, 2.0, 1.0], "B": [1.0, 0.5]}, {"A": 3, "B": 2, "C": 1})
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata().tolist() == [1.5, 1.5, 0.5, 0.5]
+    assert line.get_ydata().tolist() == [-0.5, 0.5, 0.5, 1.5]
+
+
+@pytest.mark.parametrize("change", [None, {"NP": {}}, {"NP": {"singular_values": [1.0], "inside": [], "outside": []}}])
+def test_a_spectral_model_that_does_not_tell_its_directions(spectral, change):
+    made = spectral.provenance | {"symbols": change}
+    with pytest.raises(InputError, match="but not what its states are"):
+        look_inside(replace(spectral, provenance=made))
+
+
+def test_features_stand_on_the_page_as_they_are(spectral):
+    symbols = spectral.provenance["symbols"]
+    hostile = symbols["NP"] | {"inside": [[HOSTILE], *symbols["NP"]["inside"][1:]]}
+    made = spectral.provenance | {"symbols": symbols | {"NP": hostile}}
+    parsed = Strict(page(look_inside(replace(spectral, provenance=made)), "", ""))
+    assert "script" not in parsed.tags
+    assert HOSTILE in "".join(parsed.text)

@@ -58,8 +58,14 @@ from lvpcfg.trees.brackets import format_tree
             ["job=tain"],
             "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tradeoff",
         ),
-        (["estimator=count2"], "estimator is 'count2': expected count, em, gradient, kruskal_em or split_merge."),
-        (["job=train", "estimator.states=8"], "'estimator.states' is an option of estimator=em or estimator=gradient"),
+        (
+            ["estimator=count2"],
+            "estimator is 'count2': expected cluster, count, em, gradient, kruskal_em, spectral or split_merge.",
+        ),
+        (
+            ["job=train", "estimator.states=8"],
+            "'estimator.states' is an option of estimator=cluster or estimator=em or",
+        ),
         (["job=train", "estimator=em", "estimator.states=0"], "estimator.states is 0: expected 1 or more."),
         (["job=train", "estimator=em", "estimator.states=two"], "'two' of type 'str' could not be converted"),
         (["job=train", "estimator=em", "estimator.name=count"], "estimator.name is 'count': expected em."),
@@ -85,7 +91,10 @@ from lvpcfg.trees.brackets import format_tree
         (["data.train=a=b"], "goes in quotes"),
         (["binarisation.vertical=1,2"], "add -m"),
         (["-m", "binarisation.vertical=1,3"], "vertical is 3: expected 1 or 2."),
-        (["-m", "estimator=count,emm"], "estimator is 'emm': expected count, em, gradient, kruskal_em or split_merge."),
+        (
+            ["-m", "estimator=count,emm"],
+            "estimator is 'emm': expected cluster, count, em, gradient, kruskal_em, spectral or split_merge.",
+        ),
     ],
 )
 def test_wrong_options_get_one_sentence(arguments, expected):
@@ -194,6 +203,16 @@ def test_an_interrupt_while_the_command_is_imported(tmp_path):
     (tmp_path / "torch.py").write_text(text)
     done = command("job=train", cwd=tmp_path, path=[tmp_path])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "lvpcfg: interrupted.\n")
+
+
+def test_an_interrupt_while_options_are_checked(tmp_path):
+    """Nothing of the package but what answers is there yet."""
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    for module in ("hydra", "difflib"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / f"{module}.py").write_text(text)
+        done = command("job=train", cwd=tmp_path, path=[tmp_path / module])
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "lvpcfg: interrupted.\n")
 
 
 def test_a_reader_that_leaves_costs_no_work(tmp_path):

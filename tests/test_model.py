@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -185,9 +186,11 @@ def edit(folder, **changes):
     description = json.loads((folder / "model.json").read_text())
     for key, value in changes.items():
         if value is None:
-            del description[key]
+            description.pop(key, None)
         else:
             description[key] = value
+    if "sha256" not in changes:
+        description["sha256"] = model_file.digest_of(description)
     (folder / "model.json").write_text(json.dumps(description))
 
 
@@ -224,7 +227,7 @@ def as_format_4(folder):
     save_file(named, folder / "model.safetensors")
     resign(folder)
     ranks = {f"{name}_rank": about["rank"] if name == former else 0 for name in ("factored", "kruskal")}
-    edit(folder, version=4, binary=None, coarse=None, **ranks)
+    edit(folder, version=4, binary=None, coarse=None, sha256=None, **ranks)
 
 
 @pytest.mark.parametrize("method", [None, "als", "cover"])
@@ -354,6 +357,26 @@ def test_symbols_that_binarisation_makes_are_accepted(folder, name):
 def test_wrong_tensors(folder, change, expected):
     edit_tensors(folder, **change)
     refused(folder, expected)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_flipped_bit_is_noticed(folder, name):
+    data, generator = (folder / name).read_bytes(), random.Random(0)
+    for bit in generator.sample(range(8 * len(data)), 200):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (folder / name).write_bytes(flipped)
+        if name == "model.json" and {data[bit // 8], flipped[bit // 8]} <= {*b" \n\t\r"}:
+            assert_same(Model.load(folder), random_model())  # between the tokens of JSON
+        else:
+            refused(folder, "the model in")
+
+
+def test_a_digest_is_needed_from_format_7_on(folder):
+    edit(folder, sha256=None)
+    refused(folder, "model.json should have str under 'sha256'")
+    edit(folder, sha256=None, version=6)
+    assert_same(Model.load(folder), random_model())
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, -1])

@@ -13,11 +13,14 @@ from matplotlib.figure import Figure
 from running import ROOT, run
 
 from lvpcfg import InputError, Model, corpus, processes, write_trees
+from lvpcfg.estimate import projections
+from lvpcfg.estimate.cluster import ClusterOptions
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
 from lvpcfg.estimate.gradient import GradientOptions
 from lvpcfg.estimate.kruskal_em import KruskalEMOptions
+from lvpcfg.estimate.spectral import SpectralOptions
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.estimate.states import merge_losses
 from lvpcfg.estimate.terms import term_losses
@@ -30,11 +33,20 @@ TREES = [tree for tree in corpus("train")[:60] if len(tree.leaves()) <= 10][:12]
 EM = EMOptions(states=2, iterations=3)
 SPLIT_MERGE = SplitMergeOptions(cycles=1, split_iterations=3, merge_iterations=2, smooth_iterations=1)
 GRADIENT = GradientOptions(states=2, epochs=1, batch_tokens=100)
+CLUSTER, SPECTRAL = ClusterOptions(states=2, iterations=2), SpectralOptions(states=2)
 TRAININGS = {  # options of job=train
     "split_merge": {"estimator": SPLIT_MERGE, "dev": None},
     "restarts": {"estimator": EM, "restarts": 2, "evaluate_every": 2, "patience": 1},
     "gradient": {"estimator": GRADIENT, "dev": None},
+    "cluster": {"estimator": CLUSTER, "dev": None},
+    "spectral": {"estimator": SPECTRAL, "dev": None},
 }
+
+
+@pytest.fixture(autouse=True)
+def small_symbols_have_states(monkeypatch):
+    monkeypatch.setattr(projections, "FEW", 2)
+    monkeypatch.setattr(projections, "MANY", 10)
 
 
 def files(folder):
@@ -42,7 +54,7 @@ def files(folder):
 
 
 def computed():
-    """What is summed over processes: counts, merge losses and gradients, by name."""
+    """What is summed over processes, counts, merge losses and gradients, and what each computes for itself; by name."""
     task, found = Task(build_treebank(TREES)), {}
     estimator = ESTIMATORS["em"].run(EM, task)
     steps = estimator.run()
@@ -57,6 +69,12 @@ def computed():
     found["kruskal log-likelihood"] = torch.tensor(log_likelihood, dtype=torch.float64)
     found |= {f"kruskal {name}": tensor.double() for name, tensor in refinement.tensors().items()}
     found["kruskal term losses"] = term_losses(refinement.latent, refinement.counts)[0]
+    clustering = ESTIMATORS["cluster"].run(CLUSTER, task)
+    found |= {f"cluster {name}": tensor.double() for name, tensor in clustering.refinement.tensors().items()}
+    next(clustering.run())
+    found |= {f"cluster, em {name}": tensor.double() for name, tensor in clustering.refinement.tensors().items()}
+    grammar = ESTIMATORS["spectral"].run(SPECTRAL, task).found
+    found |= {"spectral rules": grammar.binary.values, "spectral words": grammar.lexical.value}
     for objective, words in (("conditional", 100), ("joint", 1)):  # a batch of one tree, so that a process has none
         options = GradientOptions(states=2, objective=objective, batch_tokens=words)
         training = ESTIMATORS["gradient"].run(options, task)
@@ -75,6 +93,7 @@ def work(folder):
     torch.set_num_threads(1)
     for name in ("draw_trees", "draw_states"):  # most of the time would go into drawing
         setattr(board, name, lambda *_, **__: Figure((0.1, 0.1)))
+    projections.FEW, projections.MANY = 2, 10  # this process is only for this
     processes.begin()
     rank = processes.rank()
     settings = files(folder)
@@ -154,6 +173,8 @@ def test_sums_are_those_of_one_process(together):
         tolerance = 1e-6 if name.endswith("losses") else 1e-6 * largest  # log(1 - x) in float32
         torch.testing.assert_close(first[name], value, rtol=1e-6, atol=tolerance, msg=name)
     assert float(expected["kruskal term losses"].max()) > 1e-3
+    assert float(expected["spectral rules"].min()) < 0
+    assert float(expected["cluster states"].max()) == 2
 
 
 @pytest.mark.parametrize("name", TRAININGS)

@@ -3,11 +3,13 @@
 import gc
 import itertools
 import math
+import random
 import weakref
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lvpcfg import Binarisation, InputError, build_treebank, corpus, train
 from lvpcfg.chart.forest.forest import Plan
@@ -351,10 +353,41 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
     estimator(tiny(), EM).checkpoint({}).save(path)
     whole = path.read_bytes()
-    for broken in (b"", whole[:5], whole[:100], whole[:-1], b"x" * 200, b"\xff" * 200):
+    flipped, generator = [bytearray(whole) for _ in range(200)], random.Random(0)
+    for data, bit in zip(flipped, generator.sample(range(8 * len(whole)), 200), strict=True):
+        data[bit // 8] ^= 1 << bit % 8
+    nested = (10**6).to_bytes(8, "little") + b"[" * 10**6
+    for broken in (b"", whole[:5], whole[:100], whole[:-1], b"x" * 200, b"\xff" * 200, nested, *flipped):
         path.write_bytes(broken)
         with pytest.raises(InputError, match="is no checkpoint of a training"):
             estimator(tiny(), EM).load(path)
+
+
+class Work(TorchDispatchMode):
+    """Counts operations, and the numbers of new tensors that they return."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.operations += 1
+        is_new = isinstance(found, torch.Tensor) and not function.is_view and not function._schema.is_mutable
+        self.numbers += found.numel() if is_new else 0
+        return found
+
+
+def test_the_work_is_linear_in_the_depth_of_a_tree():
+    work = []
+    for depth in (200, 400):
+        tree = "(TOP " + "(S (NN a) " * depth + "(S (NN a) (VB b))" + ")" * depth + ")"
+        with Work() as counted:
+            model = train(trees_from_text(tree), estimator="em", states=2, iterations=1)
+        assert model.grammar.root.isfinite().all()
+        work.append(counted)
+    assert work[1].operations < 2.05 * work[0].operations
+    assert work[1].numbers < 2.05 * work[0].numbers
 
 
 @pytest.mark.parametrize("unaries", ["keep", "collapse"])
@@ -385,7 +418,10 @@ def test_train_from_python():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "magic"}, "estimator is 'magic': expected count, em, gradient, kruskal_em or split_merge"),
+        (
+            {"estimator": "magic"},
+            "estimator is 'magic': expected cluster, count, em, gradient, kruskal_em, spectral or",
+        ),
         ({"estimator": "count", "states": 2}, "the estimator count has no option 'states'"),
         ({"estimator": "em", "cycles": 2}, r"has no option 'cycles': it has .*iterations, .*noise, .*rare, .*states"),
         ({"estimator": "em", "states": "2"}, "estimator.states is '2': expected a whole number"),

@@ -63,6 +63,8 @@ class Compression:
 
 def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
     """The model with its binary rules in CP form; `options` are those of the method: `rank=8` and so on."""
+    if not isinstance(model, Model):
+        raise InputError(f"what is to be compressed is {show(model)}: expected a model. Model.load reads a folder.")
     expect("method", method, tuple(METHODS))
     known = set(METHODS[method].__dataclass_fields__) - {"name"}
     for name in options:
@@ -77,6 +79,8 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
     grammar = model.grammar
     if grammar.binary.compressed:
         raise InputError("the model is compressed already: expected one whose rules are tensors.")
+    if isinstance(options, APROptions) and grammar.signed:
+        raise InputError("the model has negative parameters: expected a non-negative one, or another method than apr.")
     if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
         options = replace(options, child_types=TOGETHER)  # there are more types than terms
     factors, against_source, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)

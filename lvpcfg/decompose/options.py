@@ -4,6 +4,7 @@ Nothing here imports torch, so that options are checked at once.
 """
 
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 
 from lvpcfg.errors import InputError, expect, show
 
@@ -13,6 +14,7 @@ APART, TOGETHER = CHILD_TYPES = ("apart", "together")  # terms for each type of 
 SIGNED, NONNEGATIVE, NORMALISED = VALUES = ("signed", "nonnegative", "normalised")
 LOSSES = ("squared", "kl")
 OPTIMISERS = ("adam", "lbfgs")
+MOST = 1_000_000  # of whole numbers
 
 
 @dataclass
@@ -83,10 +85,15 @@ def check(options: Options) -> None:
         known = CHOICES.get(options.name, {}).get(name)
         if known is not None:
             expect(f"decompose.{name}", value, known)
-        elif type(value) in (int, float):
+        elif name != "name" and type(getattr(type(options), name)) in (int, float):
+            whole = type(getattr(type(options), name)) is int
+            if not isinstance(value, Integral if whole else Real):
+                raise InputError(f"decompose.{name} is {show(value)}: expected a {'whole ' * whole}number.")
             least = 1 if name in ("rank", "iterations", "starts") else 0
-            if not least <= value < float("inf"):
+            if not least <= float(value) < float("inf"):
                 raise InputError(f"decompose.{name} is {show(value)}: expected a number from {least} on.")
+            if whole and float(value) > MOST:
+                raise InputError(f"decompose.{name} is {show(value)}: expected {MOST} at the most.")
     if isinstance(options, SVDOptions) and options.error >= 1:
         raise InputError(f"decompose.error is {options.error}: expected a share of the squared norm, less than 1.")
     if isinstance(options, GradientOptions) and options.loss == "kl" and options.values == "signed":

@@ -7,7 +7,7 @@ product.
 
 from dataclasses import dataclass
 
-from lvpcfg.estimate.estimator import Estimator, Step, Task, check_number
+from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, Step, Task, check_number
 from lvpcfg.estimate.spectral import ProjectionOptions
 from lvpcfg.registry import ESTIMATORS
 
@@ -25,7 +25,7 @@ class ClusterOptions(ProjectionOptions):
         super().__post_init__()
         check_number(self, "dropout", most=0.9)
         check_number(self, "noise")
-        check_number(self, "iterations", most=1_000_000)
+        check_number(self, "iterations", most=MOST_ITERATIONS)
         check_number(self, "rare", most=2**62)
 
 
@@ -36,4 +36,4 @@ def cluster(options: ClusterOptions, task: Task) -> Estimator:
 
     phases = [Phase("em", cycle=1, iterations=options.iterations, title="iteration {iteration}", evaluate="sometimes")]
     start = Step("clustering", "clusters", "always")
-    return ExpectationMaximisation(options, task, phases, clustered(options, task), start)
+    return ExpectationMaximisation(options, task, phases, clustered(options, task, task.seed), start)

@@ -16,9 +16,10 @@ ROUNDS = 30  # of a trial of k-means, at the most
 TRIALS = 5
 
 
-def clustered(options: ClusterOptions, task: Task) -> Refinement:
+def clustered(options: ClusterOptions, task: Task, seed: int) -> Refinement:
     """The treebank with the states of clusters."""
-    projections, generator = Projections.of(options, task, options.dropout), torch.Generator().manual_seed(task.seed)
+    generator = torch.Generator().manual_seed(seed)
+    projections = Projections.of(options, task, seed, options.dropout)
     nodes, symbol = projections.nodes, task.treebank.symbol
     scale = projections.singular.values[:, : nodes.outside.shape[1] - 1]
     vectors = torch.cat([nodes.inside[:, 1:], nodes.outside[:, 1:] * scale[symbol]], 1)  # U^T phi, V^T psi

@@ -7,7 +7,7 @@ options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,11 @@ if TYPE_CHECKING:  # options are checked without torch and nltk
     from lvpcfg.grammar.grammar import Grammar
     from lvpcfg.grammar.model import Model
     from lvpcfg.trees.treebank import Treebank
+
+
+# Steps are listed beforehand, so that there must not be too many.
+MOST = 1_000_000  # of whole numbers that have no other bound
+MOST_CYCLES, MOST_ITERATIONS = 20, 10_000  # of split-merge training, and in one phase of a cycle, or of epochs
 
 
 @dataclass
@@ -46,29 +51,41 @@ class Options:
 
     def prepared(self, trees: "Iterable[Any]") -> "list[Tree]":
         """What is learned from, and looked at, of a treebank."""
-        return list(trees)
+        from lvpcfg.trees.walk import trees_of
+
+        return trees_of("what is to be learned from", trees)
 
 
 def check_number(
     options: Options,
     name: str,
     least: float = 0,
-    most: float = math.inf,
+    most: float | None = None,
     otherwise: str | None = None,
     whole: bool | None = None,
 ) -> None:
     """Refuses an option that is no number from `least` to `most`.
 
-    It is a whole number where its default is no float, unless `whole` says otherwise.
+    It is a whole number where its default is no float, unless `whole` says otherwise. Without `most`, a whole number
+    is at most a million, and another one has no bound.
     """
     value = getattr(options, name)
     whole = not isinstance(getattr(type(options), name), float) if whole is None else whole
     if type(value) is not int and (whole or type(value) is not float):
         raise InputError(f"estimator.{name} is {show(value)}: expected a {'whole ' if whole else ''}number.")
+    if most is None:
+        most = MOST if whole else math.inf
     if not value >= least:  # so that NaN is refused too
         raise InputError(f"estimator.{name} is {value}: expected {least} or more.")
     if value > most:
         raise InputError(f"estimator.{name} is {value}: expected {otherwise or f'{most} at the most'}.")
+
+
+def check_folder(options: Options, name: str) -> None:
+    """Refuses an option that is no name of a model folder, nor None."""
+    value = getattr(options, name)
+    if not (value is None or isinstance(value, str)):
+        raise InputError(f"estimator.{name} is {show(value)}: expected a model folder.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +97,7 @@ class Task:
     seed: int = 0
     device: str = "cpu"
     dev: "Sequence[Tree] | None" = None  # normalised trees that are not trained on, if there are any
+    f1: "Callable[[Model], float] | None" = None  # how well a model parses them
 
     def made_of(self, options: Options) -> dict[str, Any]:
         """What two trainings must share so that one can take up the other."""

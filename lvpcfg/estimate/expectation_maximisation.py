@@ -70,9 +70,12 @@ class ExpectationMaximisation:
         phases: Sequence[Phase],
         refinement: Refinement,
         start: Step | None = COUNTED,
+        made_of: dict[str, Any] | None = None,
     ) -> None:
-        """`refinement` is where it begins; `start` describes that, if there is a model yet that is worth a look."""
+        """`refinement` is where it begins; `start` describes that, if there is a model yet that is worth a look;
+        `made_of` is what else a training that takes this one up must share with it."""
         self.options, self.task, self.refinement, self.start = options, task, refinement, start
+        self.made_of = task.made_of(options) | (made_of or {})
         self.steps, self.done = iterations(phases), 0
         self.log_likelihood = -torch.inf  # under the counts before the last iteration
 
@@ -125,7 +128,7 @@ class ExpectationMaximisation:
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
         return Checkpoint(
-            made_of=self.task.made_of(self.options),
+            made_of=self.made_of,
             done=self.done,
             notes=notes,
             tensors=self.refinement.tensors(),
@@ -133,7 +136,7 @@ class ExpectationMaximisation:
         )
 
     def load(self, path: Path) -> dict[str, Any]:
-        found = Checkpoint.load(path, self.task.made_of(self.options))
+        found = Checkpoint.load(path, self.made_of)
         self.refinement = self.refinement.with_tensors(found.tensors)
         self.done, self.log_likelihood = found.done, found.numbers["log_likelihood"]
         return found.notes

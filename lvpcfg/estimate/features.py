@@ -66,6 +66,10 @@ def values_of(names: Sequence[str] | None, features: dict[str, Feature], nodes: 
     for name in features if names is None else names:
         values = features[name](nodes)
         values = values if isinstance(values, Values) else nodes.numbers(values)
+        if not isinstance(values.number, torch.Tensor):
+            raise InputError(
+                f"the feature {show(name)} is {show(values.number)}: expected a tensor, a value for each node."
+            )
         if values.number.shape != nodes.symbol.number.shape:
             raise InputError(
                 f"the feature {show(name)} has {tuple(values.number.shape)} values: expected one for each of "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import Estimator, Task, check_number
+from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, Task, check_number
 from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
 
@@ -24,10 +24,11 @@ class Descent:
     clip: float
     epochs: int
     batch_tokens: int
+    short_first: float  # share of the updates over which longer and longer sentences join in
 
 
-FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000)
-FOR_SENTENCES = Descent(1e-3, 0.75, 0.0, 0.0, 3.0, 10, 300)
+FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000, 0.0)
+FOR_SENTENCES = Descent(1e-3, 0.75, 0.0, 0.0, 3.0, 16, 100, 0.4)
 
 
 @dataclass
@@ -51,6 +52,7 @@ class GradientOptions(SentenceOptions):
     clip: float | None = None  # the largest norm of a gradient; 0: any
     epochs: int | None = None
     batch_tokens: int | None = None  # words of an update
+    short_first: float | None = None  # share of the updates over which longer and longer sentences join in
     prune: float = 5e-5  # of the trees that an observed tree is compared with; 0: all trees
     unknown: float = 0.5  # how often words that occur once are taken for unknown ones
 
@@ -69,14 +71,19 @@ class GradientOptions(SentenceOptions):
         for name, value in vars(defaults).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        for name in ("states", "dimension", "epochs", "batch_tokens"):
+        for name in ("states", "dimension", "batch_tokens"):
             check_number(self, name, least=1)
+        check_number(self, "epochs", least=1, most=MOST_ITERATIONS)
         for name in ("noise", "warm_up", "rank"):
             check_number(self, name)
         for name in ("weight_decay", "clip"):
             check_number(self, name, whole=False)
-        for name in ("prune", "unknown", "average", "momentum"):
+        for name in ("prune", "unknown", "average", "momentum", "short_first"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        if self.short_first and self.objective != SENTENCE:
+            raise InputError(
+                f"estimator.short_first is {self.short_first}: trees are learned from in random order, expected 0."
+            )
         check_number(self, "learning_rate", least=1e-300, whole=False)
 
     def _check_parametrisation(self) -> None:

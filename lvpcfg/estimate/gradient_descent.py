@@ -21,6 +21,7 @@ from lvpcfg.estimate.estimator import Step, Task
 from lvpcfg.estimate.gradient import ADAMW, LBFGS, GradientOptions
 from lvpcfg.grammar.model import Model
 
+FIRST = 0.05  # share of the batches that a training with `short_first` begins with
 HISTORY = 10  # updates that L-BFGS remembers,
 LISTS = ("old_dirs", "old_stps", "ro")  # and torch's names for where it does
 
@@ -87,9 +88,8 @@ class GradientDescent:
     def __init__(self, options: GradientOptions, task: Task, objective: Objective) -> None:
         self.options, self.settings, self.seed = options, options.descent, task.seed
         self.objective, self.module = objective, objective.module
-        self.start_values, self.averages = (
-            [parameter.detach().clone() for parameter in self.module.parameters()] for _ in range(2)
-        )
+        self.start_values = [parameter.detach().clone() for parameter in self.module.parameters()]
+        self.averages = [value.clone() for value in self.start_values] if self.settings.average else []
         self.optimiser = self._optimiser()
         self.updates = 1 if options.optimiser == LBFGS else objective.updates
         self.steps = [
@@ -125,7 +125,7 @@ class GradientDescent:
             return torch.optim.LBFGS(
                 self.module.parameters(), rate, max_iter=1, history_size=HISTORY, line_search_fn="strong_wolfe"
             )
-        return torch.optim.Adam(self.module.parameters(), rate, betas=(self.settings.momentum, 0.999))
+        return torch.optim.Adam(self.module.parameters(), rate, betas=(self.settings.momentum, 0.999), fused=True)
 
     def run(self) -> Iterator[Step]:
         while not self.finished:
@@ -145,7 +145,8 @@ class GradientDescent:
             group["lr"] = self._learning_rate()
         batches = self.objective.batches
         numbers = torch.randperm(len(batches), generator=self._generator(epoch)).tolist()
-        numbers = numbers if self.options.optimiser == LBFGS else numbers[update : update + 1]
+        if self.options.optimiser != LBFGS:
+            numbers = [numbers[update] % self._reach(len(batches))]
         some = [batch for number in numbers if (batch := batches[number]) is not None]
         sentences = sum(batch.sentences for batch in some)
         first = []  # L-BFGS looks at several points; the first is where the parameters are now
@@ -154,17 +155,25 @@ class GradientDescent:
             """What `_loss` leaves the gradient of: the line search of L-BFGS compares the two."""
             value = self._loss(some, step)
             first.append(value)
-            away = sum(float(change.double().square().sum()) for _, change in self._changes())
-            return value / sentences + self.settings.weight_decay / 2 * away
+            decay = self.settings.weight_decay
+            away = sum(float(change.double().square().sum()) for _, change in self._changes()) if decay else 0.0
+            return value / sentences + decay / 2 * away
 
         if some:
             self.optimiser.step(loss)
             self._decay()
             self._average()
-            if not all(bool((parameter < torch.inf).all()) for parameter in self.module.parameters()):
+            parameters = self.module.parameters()
+            if not all(bool(parameter.max() < torch.inf) for parameter in parameters if parameter.numel()):
                 self._diverged("a parameter", step)
             self.total -= first[0]
             self.words += sum(batch.words for batch in some)
+
+    def _reach(self, batches: int) -> int:
+        """How many batches are learned from: with `short_first`, the shortest first, then more and more."""
+        over = self.settings.short_first * len(self.steps)
+        share = FIRST + (1 - FIRST) * self.done / over if over else 1.0
+        return max(1, math.floor(batches * min(1.0, share)))
 
     def _learning_rate(self) -> float:
         """Rises while it warms up, and falls to 0 with the last update; L-BFGS has a line search instead."""
@@ -219,6 +228,8 @@ class GradientDescent:
 
     @torch.no_grad()
     def _average(self) -> None:
+        if not self.averages:
+            return
         kept = min(self.settings.average, (1 + self.done) / (10 + self.done))  # less of it at first
         for parameter, average in zip(self.module.parameters(), self.averages, strict=True):
             gone = torch.where(average.isfinite(), parameter - average, 0)
@@ -226,7 +237,10 @@ class GradientDescent:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The module with the moving average of its parameters."""
+        """The module with the moving average of its parameters, if there is one."""
+        if not self.averages:
+            yield
+            return
         parameters = [*self.module.parameters()]
         now = [parameter.detach().clone() for parameter in parameters]
         with torch.no_grad():

@@ -6,7 +6,7 @@ rewrite to any two, so that rules are one tensor over states, or one CP form. Se
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -78,19 +78,20 @@ def _batch(sentences: Sentences, lexicon: Lexicon, device: torch.device) -> Batc
 
 def induced_lexicon(sentences: Sentences, options: SentenceOptions, signature: str) -> Lexicon:
     """The most frequent words, and classes of all others: those that enough of them are in."""
-    counts = Counter(word for sentence in sentences for word in sentence)
+    none = Lexicon((), (), signature, options.lowercase)
+    counts = Counter(none.form(word) for sentence in sentences for word in sentence)
     frequent = counts.most_common(options.vocabulary)
-    known = Lexicon(tuple(word for word, count in frequent if count >= options.occurrences), (), signature)
+    known = replace(none, words=tuple(word for word, count in frequent if count >= options.occurrences))
     others = set(counts) - set(known.words)
     unknown = [
         known.classes_of(word, place == 0)
         for sentence in sentences
         for place, word in enumerate(sentence)
-        if word in others
+        if known.form(word) in others
     ]
     classes = frequent_classes(unknown)
     found = Counter(next((name for name in names if name in classes), None) for names in unknown)
-    return Lexicon(known.words, tuple(sorted(name for name in classes if found[name] >= SAMPLE)), signature)
+    return replace(known, classes=tuple(sorted(name for name in classes if found[name] >= SAMPLE)))
 
 
 def random_model(options: SentenceOptions, rank: int, task: Task, sentences: Sentences) -> Model:

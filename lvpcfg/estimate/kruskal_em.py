@@ -8,7 +8,15 @@ Each term belongs to one rule, or (`shared`) to the whole grammar.
 from dataclasses import dataclass
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.estimator import Estimator, Options, Step, Task, check_number
+from lvpcfg.estimate.estimator import (
+    MOST_CYCLES,
+    MOST_ITERATIONS,
+    Estimator,
+    Options,
+    Task,
+    check_folder,
+    check_number,
+)
 from lvpcfg.registry import ESTIMATORS
 
 MOST_TERMS = 100_000
@@ -37,13 +45,14 @@ class KruskalEMOptions(Options):
             raise InputError(f"estimator.shared is {show(self.shared)}: expected true or false.")
         if self.cycles is None:
             self.cycles = 4 if self.init is None else 0
-        if self.init is not None and not isinstance(self.init, str):
-            raise InputError(f"estimator.init is {show(self.init)}: expected a model folder.")
+        check_folder(self, "init")
         check_number(self, "rank", least=1, most=MOST_TERMS)
-        for name in ("states", "split_iterations", "merge_iterations"):
-            check_number(self, name, least=1)
-        for name in ("cycles", "smooth_iterations", "rare"):
-            check_number(self, name)
+        for name in ("split_iterations", "merge_iterations"):
+            check_number(self, name, least=1, most=MOST_ITERATIONS)
+        check_number(self, "smooth_iterations", most=MOST_ITERATIONS)
+        check_number(self, "cycles", most=MOST_CYCLES)
+        check_number(self, "states", least=1)
+        check_number(self, "rare")
         for name in ("merged", "smooth_rules", "smooth_words"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
@@ -56,7 +65,8 @@ def kruskal_em(options: KruskalEMOptions, task: Task) -> Estimator:
     Random terms that rules share go through EM once before the first cycle: they have to find their rules.
     """
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
-    from lvpcfg.estimate.kruskal_start import fresh, of_model
+    from lvpcfg.estimate.kruskal_start import fresh, taken_up
+    from lvpcfg.estimate.start import START, made_of
     from lvpcfg.estimate.terms import merge_terms, split_terms
 
     smooth, phases = (options.smooth_rules, options.smooth_words), []
@@ -93,5 +103,5 @@ def kruskal_em(options: KruskalEMOptions, task: Task) -> Estimator:
         ]
     if options.init is None:
         return ExpectationMaximisation(options, task, phases, fresh(options, task), start=None)
-    start = Step("start", "start", "always")
-    return ExpectationMaximisation(options, task, phases, of_model(options, task), start)
+    begin = taken_up(options.init, task, options.rare)
+    return ExpectationMaximisation(options, task, phases, begin, START, made_of(options.init))

@@ -5,8 +5,8 @@
 
 for each symbol a, with the largest singular values S (Cohen et al. 2012, section 5). The mean of Y Z^T is the identity.
 The first state is the constant 1, and the means of the others over all nodes of a are 0: a symbol with one state is
-that of the treebank PCFG, and without back-off all trees together have the probability 1. Feature i is scaled by
-sqrt(M_a / (count_i + 5)).
+that of the treebank PCFG, and without back-off and the smoothing of words all trees together have the probability 1.
+Feature i is scaled by sqrt(M_a / (count_i + 5)).
 
 Omega is never made. A random subspace is turned towards its singular vectors by products with the sparse matrices of
 phi and psi (Halko, Martinsson & Tropp 2011), for all symbols at once.

@@ -1,5 +1,6 @@
 """The nodes of a treebank as small vectors, from their features, for `spectral` and `cluster`."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.features import INSIDE, OUTSIDE, Nodes, Values, values_of
 from lvpcfg.estimate.moments import FeatureMatrix, Projected, Singular, projected, singular
 from lvpcfg.estimate.spectral import ProjectionOptions
+
+log = logging.getLogger(__name__)
 
 FEW, MANY = 50, 500  # occurrences of symbols that have one state, and of those that have all
 SHOWN = 3  # features of a state
@@ -25,9 +28,9 @@ class Projections:
     nodes: Projected
 
     @staticmethod
-    def of(options: ProjectionOptions, task: Task, dropout: float = 0) -> "Projections":
+    def of(options: ProjectionOptions, task: Task, seed: int, dropout: float = 0) -> "Projections":
         """`dropout` is the share of features, chosen at random, that are left out."""
-        bank, generator = task.treebank, torch.Generator().manual_seed(task.seed)
+        bank, generator = task.treebank, torch.Generator().manual_seed(seed)
         sizes = torch.bincount(bank.symbol, minlength=len(bank.symbols))
         most = 1 + ((options.states - 1) * ((sizes - FEW) / (MANY - FEW)).clamp(0, 1)).long()
         nodes = Nodes(bank, task.observed.lexicon)
@@ -47,6 +50,17 @@ class Projections:
         """Symbols that have fewer states than their number of nodes allows: too few of their singular values count."""
         return (self.nodes.states < self.most).nonzero().flatten()
 
+    def report(self, names: tuple[str, ...]) -> None:
+        """Says which symbols are deficient."""
+        if not len(self.deficient):
+            return
+        found = [
+            f"{names[symbol]} {int(self.nodes.states[symbol])} of {int(self.most[symbol])} "
+            f"({', '.join(f'{value:.2g}' for value in self._values(symbol)[: int(self.nodes.states[symbol])])})"
+            for symbol in self.deficient.tolist()
+        ]
+        log.info("Too few singular values count for all states of %d symbols: %s.", len(found), "; ".join(found))
+
     def figures(self) -> dict[str, float]:
         """`correlation` is the sum of the singular values that are used, in the mean over nodes."""
         values = self.singular.values
@@ -55,15 +69,15 @@ class Projections:
         states, deficient = int(self.nodes.states.sum()), len(self.deficient)
         return {"states": states, "rank_deficient": deficient, "correlation": float(correlation)}
 
-    def description(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Of each symbol with states the singular values, and for each state but the first the features that weigh
-        most: plain JSON."""
-        shown = (self.nodes.states > 1).nonzero().flatten().tolist()
+    def description(self, names: tuple[str, ...], states: Int64[Tensor, "symbols"]) -> dict[str, Any]:
+        """Of each symbol that may have states the singular values, and for each of its `states` but the first the
+        features that weigh most: plain JSON."""
+        shown = (self.most > 1).nonzero().flatten().tolist()
         vectors = (self.singular.left, self.singular.right)
         return {
             names[symbol]: {"singular_values": self._values(symbol)}
             | {
-                side: _strongest(matrix, features, weights, matrix.columns_of()[symbol], int(self.nodes.states[symbol]))
+                side: _strongest(matrix, features, weights, matrix.columns_of()[symbol], int(states[symbol]))
                 for side, matrix, features, weights in zip(
                     ("inside", "outside"), self.matrices, self.features, vectors, strict=True
                 )

@@ -1,9 +1,7 @@
 """log p(words) under a grammar as a module, for gradient descent: whole charts, no trees."""
 
-import hashlib
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,8 +10,8 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Step, Task
 from lvpcfg.estimate.gradient import NEURAL, GradientOptions
 from lvpcfg.estimate.induction import Batch, Dev, batches_of, random_model, training_sentences
+from lvpcfg.estimate.start import made_of
 from lvpcfg.grammar.model import Model
-from lvpcfg.grammar.reader import JSON
 from lvpcfg.neural import NeuralGrammarLayer
 from lvpcfg.nn import GrammarLayer
 
@@ -32,13 +30,12 @@ class SentenceLikelihood:
             model = random_model(options, options.rank, task, sentences)
         else:
             model = Model.load(options.init)
-            digest = hashlib.sha256((Path(options.init) / JSON).read_bytes()).hexdigest()[:16]
             if model.grammar.lexical.network is not None:
                 raise InputError(
                     f"the model in {show(options.init, 200)} has a character lexicon, which scores words but is no "
                     "distribution over them: the sentence objective needs one without."
                 )
-            self.made_of |= {"model of estimator.init": digest}
+            self.made_of |= made_of(options.init)
         self.module = self._module(model).to(task.device, torch.float32)
         self.batches = batches_of(sentences, model.lexicon, options.descent.batch_tokens, torch.device(task.device))
         self.updates = len(self.batches)

@@ -20,7 +20,8 @@ class SentenceOptions(Options):
     interminals: int = 30  # of the grammar that is induced
     preterminals: int = 60
     vocabulary: int = 10_000  # the most frequent words; all others are unknown
-    occurrences: int = 2  # words that occur less often are unknown
+    occurrences: int = 5  # words that occur less often are unknown
+    lowercase: bool = True  # words are known in lower case, and all numbers are one word
     longest: int = 40  # words; longer sentences are left out, and single words
     punctuation: bool = False  # whether words with tags of punctuation stay
 
@@ -44,8 +45,9 @@ class SentenceOptions(Options):
             return super().prepared(trees)
         from lvpcfg.trees.normalise import normalise_all
         from lvpcfg.trees.sentences import flat, without_punctuation
+        from lvpcfg.trees.walk import trees_of
 
-        normal = normalise_all(map(flat, trees))
+        normal = normalise_all(map(flat, trees_of("what is to be learned from", trees)))
         kept = normal if self.punctuation else [t for tree in normal if (t := without_punctuation(tree)) is not None]
         kept = [tree for tree in kept if 2 <= len(tree.leaves()) <= self.longest]
         if normal and not kept:

@@ -1,7 +1,8 @@
 """The method of moments for L-PCFGs (Cohen et al. 2012, 2013): features, singular vectors, means of products.
 
 One pass over the trees, and no local optima. Parameters have signs. `features.py` has phi and psi, `moments.py` the
-projections Y and Z, `spectral_grammar.py` what becomes of them.
+projections Y and Z, `spectral_grammar.py` what becomes of them, `spectral_training.py` a search for the numbers of
+states.
 """
 
 from dataclasses import dataclass
@@ -38,11 +39,13 @@ class SpectralOptions(ProjectionOptions):
     name: str = "spectral"
     backoff: float = 30.0  # C: of a rule that occurs n < 1,000 times, its own mean has the weight sqrt(n)/(C + sqrt(n))
     words: float = 0.8  # weight of the mean of a word that occurs less than 1,000 times; words like it have the rest
+    search_minutes: float = 0.0  # for numbers of states that are better on dev
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "backoff")
         check_number(self, "words", most=1)
+        check_number(self, "search_minutes", most=100_000)
 
 
 @ESTIMATORS.register("spectral", SpectralOptions)

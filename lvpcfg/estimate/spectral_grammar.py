@@ -117,9 +117,9 @@ class SpectralGrammar:
         entry = torch.repeat_interleave(table.row[1:] - table.row[:-1])  # of each value
         is_class = entry >= len(lexicon.words)
         like = of_class[torch.where(is_class, entry - len(lexicon.words), lexicon.source[entry]), table.state]
-        own = _means(z, word * tags + tag, len(lexicon) * tags, torch.zeros_like(_constant(z)), 0)[
-            entry * tags + table.state
-        ]
+        pairs, pair = torch.unique(word * tags + tag, return_inverse=True)
+        of_pair = _means(z, pair, len(pairs), torch.zeros_like(_constant(z)), 0)
+        own = of_pair[torch.searchsorted(pairs, entry * tags + table.state).clamp_max(len(pairs) - 1)]  # classes: any
         times = occurrences[entry]
         weight = torch.where(times >= ENOUGH, 1, self.words) * (times > RARE)
         values = weight.unsqueeze(1) * own + (1 - weight).unsqueeze(1) * like

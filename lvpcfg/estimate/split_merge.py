@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lvpcfg.estimate.estimator import Estimator, Options, Task, check_number
+from lvpcfg.estimate.estimator import MOST_CYCLES, MOST_ITERATIONS, Estimator, Options, Task, check_number
 from lvpcfg.registry import ESTIMATORS
 
 
@@ -21,9 +21,10 @@ class SplitMergeOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("cycles", "split_iterations", "merge_iterations"):
-            check_number(self, name, least=1)
-        check_number(self, "smooth_iterations")
+        check_number(self, "cycles", least=1, most=MOST_CYCLES)
+        for name in ("split_iterations", "merge_iterations"):
+            check_number(self, name, least=1, most=MOST_ITERATIONS)
+        check_number(self, "smooth_iterations", most=MOST_ITERATIONS)
         for name in ("merged", "smooth_rules", "smooth_words"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")

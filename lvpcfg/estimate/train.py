@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from nltk.tree import Tree
 from tqdm import tqdm
 
+from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Estimator, Task
 from lvpcfg.grammar.model import Model
@@ -34,6 +36,10 @@ def train(
     estimators that look at trees which they do not learn from.
     """
     entry = ESTIMATORS[estimator]
+    if not isinstance(binarisation, Binarisation):
+        raise InputError(f"binarisation is {show(binarisation)}: expected lvpcfg.Binarisation(...).")
+    if not isinstance(seed, int):
+        raise InputError(f"seed is {show(seed)}: expected a whole number.")
     known = {field.name for field in fields(entry.options)} - {"name"}
     for name in options:
         if name not in known:
@@ -43,10 +49,20 @@ def train(
 
     treebank = build_treebank(settings.prepared(trees), binarisation, progress)
     gold = None if dev is None else normalise_all(settings.prepared(dev))
-    task = Task(treebank, signature, seed, device, gold)
+    name = str(usable_device(device))
+    f1 = None if gold is None else partial(_f1, gold, name)
+    task = Task(treebank, signature, seed, name, gold, f1)
     training: Estimator = entry.run(settings, task)
     for _ in tqdm(
         training.run(), total=len(training.steps), desc="training", unit="iteration", disable=None if progress else True
     ):
         pass
     return training.model()
+
+
+def _f1(gold: list[Tree], device: str, model: Model) -> float:
+    from lvpcfg.evaluation.evalb import evaluate
+    from lvpcfg.parser import Parser
+
+    found = Parser(model, device=device).parse_sents([tree.leaves() for tree in gold])
+    return evaluate(gold, found).figures()["f1"]

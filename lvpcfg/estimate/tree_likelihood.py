@@ -6,12 +6,10 @@
 Both sides are forests that are found once; each update computes them with the parameters of the day.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +21,9 @@ from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Step, Task
 from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, VALUES, GradientOptions
+from lvpcfg.estimate.start import made_of
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.model import Model
-from lvpcfg.grammar.reader import JSON
 from lvpcfg.nn import GrammarLayer, Observed
 from lvpcfg.trees.binarise import debinarise
 from lvpcfg.trees.spelling import CharacterNetwork
@@ -105,8 +103,7 @@ class TreeLikelihood:
             )
         if model.coarse is None:
             model = replace(model, coarse=task.observed.coarse) if self._same_rules(model) else model
-        digest = hashlib.sha256((Path(options.init) / JSON).read_bytes()).hexdigest()[:16]
-        return model, task.made_of(options) | {"model of estimator.init": digest}
+        return model, task.made_of(options) | made_of(options.init)
 
     def _same_rules(self, model: Model) -> bool:
         grammar, bank = model.grammar, self.task.treebank

@@ -20,7 +20,7 @@ from nltk.tree import Tree
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.unlabelled import unlabelled_sentence_f1
 from lvpcfg.trees.normalise import TRACE_TAG, WRAPPERS
-from lvpcfg.trees.walk import is_preterminal, require_tags
+from lvpcfg.trees.walk import is_preterminal, require_tags, require_tree, trees_of
 
 Pairs = frozenset[tuple[str, str]]
 VALID, ERROR, SKIP = 0, 1, 2
@@ -128,8 +128,11 @@ class Scores:
 
 def evaluate(gold: Sequence[Tree], test: Sequence[Tree | None], parameters: Parameters = COLLINS) -> Scores:
     """Scores test trees against gold trees, pair by pair; None, or a tree without words, is a failed parse."""
-    tests = [sentence([] if tree is None else [tree]) for tree in test]
-    return score([sentence([tree]) for tree in gold], tests, parameters)
+    pairs = {"gold": trees_of("gold", gold), "test": trees_of("test", test)}
+    for tree in (*pairs["gold"], *(tree for tree in pairs["test"] if tree is not None)):
+        require_tree(tree)
+    tests = [sentence([] if tree is None else [tree]) for tree in pairs["test"]]
+    return score([sentence([tree]) for tree in pairs["gold"]], tests, parameters)
 
 
 def score(gold: Sequence[Sentence], test: Sequence[Sentence], parameters: Parameters = COLLINS) -> Scores:

@@ -1,10 +1,11 @@
 """The states of a grammar as one HTML file that needs nothing else."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from lvpcfg.evaluation.inspect import State, Symbol, Word, percent
+from lvpcfg.evaluation.inspect import State, Symbol, Word, amount, heading, percent
 
 STYLE = """
 :root { color-scheme: light dark; --ink: light-dark(#1d2433, #dfe3ec); --paper: light-dark(#fff, #161a22);
@@ -31,11 +32,14 @@ ul { list-style: none; margin: 0; padding: 0; }
 li { display: inline-block; margin-right: 1.3rem; overflow-wrap: anywhere; }
 tr:target td:not(.split) { background: light-dark(#fff5d6, #3a3420); }
 em { color: var(--faint); }
+td.features { font-size: .85em; white-space: nowrap; }
+td.features li { display: block; margin: 0; }
+img { max-width: 100%; background: #fff; }
 """
 
 
-def page(symbols: Sequence[Symbol], title: str, summary: str) -> str:
-    """The page; `symbols` stand on it in their order."""
+def page(symbols: Sequence[Symbol], title: str, summary: str, singular_values: bytes | None = None) -> str:
+    """The page; `symbols` stand on it in their order. `singular_values` is their picture, a PNG file."""
     names = {state.number: state.name for symbol in symbols for state in symbol.states}
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -45,6 +49,9 @@ def page(symbols: Sequence[Symbol], title: str, summary: str) -> str:
         _index(symbols, "Phrases", preterminal=False),
         _index(symbols, "Tags", preterminal=True),
     ]
+    if singular_values is not None:
+        data = b64encode(singular_values).decode()
+        parts.append(f'<p><img alt="singular values of each symbol" src="data:image/png;base64,{data}"></p>')
     parts += [_section(place, symbol, names) for place, symbol in enumerate(symbols)]
     return "\n".join([*parts, "</body>\n</html>\n"])
 
@@ -61,25 +68,49 @@ def _index(symbols: Sequence[Symbol], title: str, preterminal: bool) -> str:
 def _section(place: int, symbol: Symbol, names: dict[int, str]) -> str:
     states = symbol.states
     number = "1 state" if len(states) == 1 else f"{len(states)} states, {symbol.expected:.3g} a tree"
-    what = "words" if symbol.preterminal else "rules"
     levels = _levels(states)
     head = [f'<th colspan="{len(levels)}">splits</th>'] if levels else []
-    head += ["<th>state</th>", "<th>share</th>", f"<th>likeliest {what}</th>"]
-    largest = max(state.share for state in states) or 1
+    head.append("<th>state</th>")
+    if symbol.directions is not None:
+        head += ["<th>singular value</th>", "<th>features inside</th>", "<th>features outside</th>"]
+    if not symbol.signed:
+        head.append("<th>share</th>")
+    head.append(f"<th>{heading(symbol)}</th>")
+    largest = max(state.share or 0 for state in states) or 1
     rows = []
     for row, state in enumerate(states):
         cells = [level[row] for level in levels]
         cells.append(f'<td class="state">{escape(state.name)}</td>')
-        each = f'<span class="faint">{state.expected:.3g} a tree</span>'
-        bar = f'<span class="bar" style="width:{100 * state.share / largest:.1f}%"></span>'
-        share = f"{percent(state.share)} {each}{bar}" if len(states) > 1 else each
-        cells.append(f'<td class="share">{share}</td>')
-        cells.append(f"<td>{_words(state) if symbol.preterminal else _rules(state, names)}</td>")
+        cells += _direction(symbol, row)
+        cells += _share(state, largest, alone=len(states) == 1)
+        shown = _words(state, symbol.signed) if symbol.preterminal else _rules(state, names, symbol.signed)
+        cells.append(f"<td>{shown}</td>")
         rows.append(f'<tr id="state-{state.number}">{"".join(cells)}</tr>')
     return (
         f'<h2 id="symbol-{place}">{escape(symbol.name)} <small>{number}</small></h2>\n'
         f"<table>\n<tr>{''.join(head)}</tr>\n" + "\n".join(rows) + "\n</table>"
     )
+
+
+def _direction(symbol: Symbol, row: int) -> list[str]:
+    """Cells for what a state is a direction of; the first state is of none."""
+    if symbol.directions is None:
+        return []
+    if row == 0:
+        return ['<td class="faint" colspan="3">constant</td>']
+    about = symbol.directions
+    lists = ("".join(f"<li>{escape(line)}</li>" for line in side[row - 1]) for side in (about.inside, about.outside))
+    cells = [f'<td class="features"><ul>{lines}</ul></td>' for lines in lists]
+    return [f"<td>{about.singular_values[row - 1]:.3g}</td>", *cells]
+
+
+def _share(state: State, largest: float, alone: bool) -> list[str]:
+    """A cell for how often a state is expected, where that is known."""
+    if state.expected is None or state.share is None:
+        return []
+    each = f'<span class="faint">{state.expected:.3g} a tree</span>'
+    bar = f'<span class="bar" style="width:{100 * state.share / largest:.1f}%"></span>'
+    return [f'<td class="share">{each if alone else f"{percent(state.share)} {each}{bar}"}</td>']
 
 
 def _levels(states: Sequence[State]) -> list[list[str]]:
@@ -100,16 +131,18 @@ def _levels(states: Sequence[State]) -> list[list[str]]:
     return levels
 
 
-def _rules(state: State, names: dict[int, str]) -> str:
+def _rules(state: State, names: dict[int, str], signed: bool) -> str:
     items = []
     for rule in state.rules:
         children = " ".join(f'<a href="#state-{child}">{escape(names[child])}</a>' for child in rule.children)
-        items.append(f'<li>{children} <span class="faint">{percent(rule.probability)}</span></li>')
+        items.append(f'<li>{children} <span class="faint">{amount(rule.probability, signed)}</span></li>')
     return f"<ul>{' '.join(items)}</ul>"
 
 
-def _words(state: State) -> str:
-    items = [f'<li>{_word(word)} <span class="faint">{percent(word.probability)}</span></li>' for word in state.words]
+def _words(state: State, signed: bool) -> str:
+    items = [
+        f'<li>{_word(word)} <span class="faint">{amount(word.probability, signed)}</span></li>' for word in state.words
+    ]
     typical = " ".join(f"<li>{escape(word)}</li>" for word in state.typical)
     more = f'<ul><li class="faint">and typical:</li> {typical}</ul>' if typical else ""
     return f"<ul>{' '.join(items)}</ul>{more}"

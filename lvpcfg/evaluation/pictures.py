@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,27 @@ def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("states")
         axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw_singular_values(values: Mapping[str, Sequence[float]], states: Mapping[str, int]) -> Figure:
+    """A row for each symbol, a cell for each of its singular values; those behind the red line give no state."""
+    widest = max(len(some) for some in values.values())
+    shown = np.full((len(values), widest), np.nan)
+    for row, some in enumerate(values.values()):
+        shown[row, : len(some)] = some
+    figure = _figure(max(5.0, 0.32 * widest + 2.5), max(2.5, 0.2 * len(values) + 1.2))
+    axes = figure.add_subplot()
+    image = axes.imshow(shown, cmap="viridis", vmin=0, aspect="auto")
+    ends = np.array([states[name] - 1.5 for name in values])  # the first state has no singular value
+    edges = np.arange(len(ends) + 1) - 0.5
+    axes.plot(ends.repeat(2), np.stack([edges[:-1], edges[1:]], 1).flatten(), color=WRONG, linewidth=1.5)
+    axes.set_xlim(-0.6, widest - 0.5)
+    axes.set_yticks(range(len(values)), [*values], fontsize=7)
+    places = range(0, widest, max(1, widest // 10))
+    axes.set_xticks(places, [str(place + 1) for place in places])
+    axes.set_xlabel("direction")
+    figure.colorbar(image, ax=axes, label="singular value")
     return figure
 
 

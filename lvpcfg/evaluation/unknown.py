@@ -18,6 +18,6 @@ def unknown_words(
     known, words, right = {*lexicon.words}, 0, 0
     for one, other in zip(gold, test, strict=True):
         for (word, tag), (_, found) in zip(one.pos(), other.pos(), strict=True):
-            if word not in known and tag not in parameters.delete:
+            if lexicon.form(word) not in known and tag not in parameters.delete:
                 words, right = words + 1, right + (tag == found or (tag, found) in parameters.equal_labels)
     return {"unknown_words": words, "unknown_tagging_accuracy": percent(right, words)}

@@ -22,7 +22,7 @@ from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, show
-from lvpcfg.files import PathLike, read_bytes, tensor_file, write_bytes, writing
+from lvpcfg.files import PathLike, place, read_bytes, tensor_file, write_bytes, writing
 from lvpcfg.grammar import rule_cp, whole_cp  # noqa: F401  (they register themselves)
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.factors import Factors
@@ -36,11 +36,13 @@ from lvpcfg.trees.spelling import CharacterNetwork, CharacterSizes
 from lvpcfg.trees.treebank import Symbols
 
 WAITING = "model.safetensors.new"
+DIGEST = "sha256"  # of all else in model.json
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
-FORMAT, OLDEST, VERSION = "lvpcfg", 2, 6
+FORMAT, OLDEST, VERSION = "lvpcfg", 2, 7
 # Before this format, the representation of binary rules showed in a rank, and their tensors had other names.
 FIRST_WITH_REPRESENTATION = FIRST_WITH_COARSE = 5
 FIRST_WITH_CHARACTERS = 6
+FIRST_WITH_DIGEST = FIRST_WITH_FOLDED_WORDS = 7
 # What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
 INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
@@ -60,7 +62,7 @@ class Model:
 
         What could not be loaded again is refused before anything is written.
         """
-        folder = Path(path)
+        folder = place(path)
         tensors = _tensors(self)
         description = _description(self)
         _ModelReader(
@@ -68,6 +70,7 @@ class Model:
         ).model()
         data = tensor_file(tensors, {})
         description["tensors_sha256"] = _digest(data)
+        description[DIGEST] = digest_of(description)
         lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
         with writing(folder):
             text = ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8")
@@ -81,13 +84,14 @@ class Model:
     @staticmethod
     def load(path: PathLike) -> "Model":
         """Reads a folder written by `save`, in the precision it was saved in, on the CPU."""
-        folder = Path(path)
+        folder = place(path)
         if not os.path.isfile(folder / JSON):
             raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it.")
         reader = _ModelReader(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
         for _ in range(3):  # another process may be saving
             reader.description = _read_description(folder, reader)
             reader.check_version()
+            reader.check_digest()
             data = _matching_tensors(folder, reader.get("tensors_sha256", str))
             if data is not None:
                 reader.tensors = _parse_tensors(data, reader)
@@ -143,6 +147,7 @@ def _description(model: Model) -> dict[str, Any]:
         "cover_rank": 0 if model.coarse is None or model.coarse.cover is None else model.coarse.cover.rank,
         "characters": None if grammar.lexical.network is None else asdict(grammar.lexical.network.sizes),
         "signature": lexicon.signature,
+        "folded": lexicon.folded,
         "classes": list(lexicon.classes),
         "words": list(lexicon.words),
     }
@@ -156,6 +161,12 @@ def _through_json(description: dict[str, Any]) -> Any:
     if returned != description:
         raise InputError("the model cannot be saved: its provenance is not plain JSON (keys are strings, no tuples).")
     return returned
+
+
+def digest_of(description: dict[str, Any]) -> str:
+    """Of what a description says, however it is spaced."""
+    rest = {name: value for name, value in description.items() if name != DIGEST}
+    return _digest([json.dumps(rest, sort_keys=True).encode()])
 
 
 def _digest(parts: Sequence[bytes | memoryview]) -> str:
@@ -218,6 +229,14 @@ class _ModelReader(Reader):
             self.refuse(f"there is no format {show(version)}")
         if version < OLDEST:
             self.refuse(f"it is in format {version} of an older lvpcfg, which this one no longer reads: train it again")
+
+    def check_digest(self) -> None:
+        if DIGEST not in self.description and self.get("version", int) < FIRST_WITH_DIGEST:
+            return
+        with suppress(RecursionError):  # nested without end
+            if self.get(DIGEST, str) == digest_of(self.description):
+                return
+        self.refuse(f"{JSON} is damaged, or was changed: its digest is another one")
 
     def model(self) -> Model:
         symbols = Symbols(self.names("interminals"), self.names("preterminals"))
@@ -311,8 +330,9 @@ class _ModelReader(Reader):
 
     def lexicon(self) -> Lexicon:
         words, classes, signature = self.names("words"), self.names("classes"), self.get("signature", str)
+        folded = self.get("version", int) >= FIRST_WITH_FOLDED_WORDS and self.get("folded", bool)
         try:
-            return Lexicon(words, classes, signature)
+            return Lexicon(words, classes, signature, folded)
         except InputError as error:
             self.refuse(str(error).rstrip("."))
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -27,13 +27,13 @@ from lvpcfg.batch.parts import Parts, in_order, packed
 from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader
 from lvpcfg.calibration import Calibration
-from lvpcfg.errors import InputError
+from lvpcfg.errors import InputError, printable
 from lvpcfg.files import read_bytes, writing
 from lvpcfg.grammar.reader import JSON, TENSORS
 from lvpcfg.jobs.options import folders
 from lvpcfg.jobs.parse import ParseOptions
 from lvpcfg.jobs.parsing import AnyParser, parsing, say_what_happened
-from lvpcfg.jobs.run import Run, peak_memory
+from lvpcfg.jobs.run import Run, leave_pipe, peak_memory
 from lvpcfg.jobs.workers import Workers
 from lvpcfg.options import JSONL, RAY
 from lvpcfg.processes import LostError
@@ -239,9 +239,10 @@ class Progress:
         if processes.is_first():
             self.shown = time.perf_counter()
             seconds, step = self.shown - self.begin, self.before + self.records
-            self.run.board.add_scalar("parse/sentences_per_second", self.records / seconds, step)
-            self.run.board.add_scalar("parse/words_per_second", self.words / seconds, step)
-            self.run.board.add_scalar("parse/flat_trees", self.flat, step)
+            with writing(self.run.folder / "tensorboard"):
+                self.run.board.add_scalar("parse/sentences_per_second", self.records / seconds, step)
+                self.run.board.add_scalar("parse/words_per_second", self.words / seconds, step)
+                self.run.board.add_scalar("parse/flat_trees", self.flat, step)
 
 
 def _words(options: ParseOptions, engine: Engine) -> int:
@@ -300,36 +301,46 @@ def _told_how_to_go_on(run: Run) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _output(path: str | None) -> Iterator[Callable[[bytes], object]]:
+def _output(path: str | None) -> AbstractContextManager[Callable[[bytes], object]]:
     """Trees are written as they come, so that what is done stays done."""
-    if path is None:
-        if sys.stdout is None:
-            raise InputError("standard output is closed: expected a place for the trees there, or output=FILE.")
+    return _to_standard_output() if path is None else _to_stream(path)
 
-        def write(data: bytes) -> None:
-            try:
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise InputError(
-                    f"cannot write to standard output: {(error.strerror or str(error)).lower()}."
-                ) from None
 
-        yield write
-        return
+@contextmanager
+def _to_standard_output() -> Iterator[Callable[[bytes], object]]:
+    if sys.stdout is None:
+        raise InputError("standard output is closed: expected a place for the trees there, or output=FILE.")
+    stream = sys.stdout.buffer
+    seen = sys.stdout.isatty()
+
+    def write(data: bytes) -> None:
+        try:
+            stream.write(printable(data.decode()).encode() if seen else data)
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            leave_pipe()
+            raise InputError(f"cannot write to standard output: {(error.strerror or str(error)).lower()}.") from None
+
+    yield write
+
+
+@contextmanager
+def _to_stream(path: str) -> Iterator[Callable[[bytes], object]]:
     with writing(path):
         stream = open(path, "wb")  # noqa: SIM115
-    with stream:
 
-        def write(data: bytes) -> None:
-            with writing(path):
-                stream.writelines(packed([data], path))
-                stream.flush()
+    def write(data: bytes) -> None:
+        with writing(path):
+            stream.writelines(packed([data], path))
+            stream.flush()
 
+    try:
         yield write
+    finally:
+        with writing(path):  # what could not be written is tried again
+            stream.close()
 
 
 def _report(summary: Summary, before: int, seconds: float, device: str, run: Run) -> None:

@@ -17,6 +17,7 @@ from lvpcfg.decompose.bounds import upwards
 from lvpcfg.decompose.compress import FittedRules, decompose, fit_rules
 from lvpcfg.decompose.dense import divergence
 from lvpcfg.decompose.options import ALSOptions, APROptions, Options, SVDOptions
+from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
 from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.pictures import draw_tradeoff
@@ -28,7 +29,7 @@ from lvpcfg.jobs.compression import fitting
 from lvpcfg.jobs.options import ParserOptions, folders
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.tradeoff import TradeoffOptions
-from lvpcfg.parser import Parser, usable_device
+from lvpcfg.parser import Parser
 from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
 from lvpcfg.trees.normalise import normalise_all

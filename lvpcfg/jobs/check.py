@@ -85,7 +85,9 @@ def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Overrid
         key = override.key_or_group
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
             continue
-        if key not in known:
+        if key == "hydra":
+            yield f"{show(override.input_line)} sets all options of Hydra: expected one, as in hydra.run.dir=FOLDER."
+        elif key not in known:
             yield _unknown(key, job, known)
         elif override.is_add():
             yield f"{show(override.input_line)} adds an option that is there already: leave out the +."

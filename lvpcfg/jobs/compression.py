@@ -14,6 +14,7 @@ from tqdm import tqdm
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import CHILD_TYPE_NAMES, Compression, Progress, decompose
 from lvpcfg.decompose.dense import Difference, divergence, rule_tensor
+from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.pictures import draw_errors
 from lvpcfg.grammar.expectations import spectral_radius
@@ -23,7 +24,6 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.compress import CompressOptions
 from lvpcfg.jobs.options import one_folder
 from lvpcfg.jobs.run import Run
-from lvpcfg.parser import usable_device
 
 EPSILON = 0.01  # the error that bounds are stated for
 QUANTILES = {"median": 0.5, "90 %": 0.9, "largest": 1.0}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import InputError
-from lvpcfg.jobs.options import ParserOptions, expect_positive, folders
+from lvpcfg.jobs.options import MOST_PROCESSES, ParserOptions, expect_positive, folders
 from lvpcfg.registry import JOBS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class EvaluateOptions(ParserOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         folders(self.model)
-        expect_positive(self, "processes")
+        expect_positive(self, "processes", most=MOST_PROCESSES)
 
 
 @JOBS.register("evaluate", EvaluateOptions)

@@ -1,4 +1,7 @@
-"""job=inspect: a model folder -> what its states stand for, as tables and as an HTML file."""
+"""job=inspect: a model folder -> what its states stand for, as tables and as an HTML file.
+
+Of a spectral model there is also a picture of the singular values, `singular_values.png`.
+"""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +15,7 @@ from lvpcfg.trees.binarisation import INTERMEDIATE
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from lvpcfg.evaluation.inspect import Symbol
     from lvpcfg.jobs.run import Run
@@ -53,8 +57,21 @@ def run(options: InspectOptions, run: "Run") -> None:
     run.result.update(sizes)
     summary = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in sizes.items())
     path = run.folder / "grammar.html"
-    write_text(path, page(symbols, f"The states of {options.model}", summary))
+    write_text(path, page(symbols, f"The states of {options.model}", summary, _singular_values(symbols, run)))
     run.say(f"{summary}. All of them are in {path}.")
+
+
+def _singular_values(symbols: "list[Symbol]", run: "Run") -> bytes | None:
+    """Draws those of a spectral model."""
+    found = {symbol.name: symbol.directions for symbol in symbols if symbol.directions is not None}
+    if not found:
+        return None
+    from lvpcfg.evaluation.pictures import draw_singular_values
+
+    values = {name: directions.singular_values for name, directions in found.items()}
+    states = {symbol.name: len(symbol.states) for symbol in symbols}
+    run.picture("singular_values", draw_singular_values(values, states))
+    return (run.folder / "singular_values.png").read_bytes()
 
 
 def _chosen(symbols: "list[Symbol]", wanted: object) -> "list[Symbol]":
@@ -78,20 +95,39 @@ def _table(symbol: "Symbol", names: dict[int, str]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from lvpcfg.evaluation.inspect import percent
+    from lvpcfg.evaluation.inspect import amount, heading, percent
 
+    signed = symbol.signed
     title = f"{symbol.name}, {symbol.expected:.3g} a tree"
     table = Table(title=Text(title), title_justify="left", title_style="bold", show_lines=False)
     table.add_column("state")
-    table.add_column("share", justify="right")
-    table.add_column("likeliest words" if symbol.preterminal else "likeliest rules", overflow="fold")
-    for state in symbol.states:
+    if symbol.directions is not None:
+        table.add_column("singular\nvalue", justify="right")
+        table.add_column("features inside and outside")
+    if not signed:
+        table.add_column("share", justify="right")
+    table.add_column(heading(symbol), overflow="fold")
+    for row, state in enumerate(symbol.states):
         if symbol.preterminal:
-            items = [f"{word.text} {percent(word.probability)}" for word in state.words]
+            items = [f"{word.text} {amount(word.probability, signed)}" for word in state.words]
         else:
             items = [
-                f"{' '.join(names[child] for child in rule.children)} {percent(rule.probability)}"
+                f"{' '.join(names[child] for child in rule.children)} {amount(rule.probability, signed)}"
                 for rule in state.rules
             ]
-        table.add_row(Text(state.name), percent(state.share), Text(" · ".join(items[:ITEMS])))
+        share = [] if state.share is None else [percent(state.share)]
+        table.add_row(Text(state.name), *_direction(symbol, row), *share, Text(" · ".join(items[:ITEMS])))
     return table
+
+
+def _direction(symbol: "Symbol", row: int) -> "list[Text]":
+    """What a state is a direction of; the first one is of none."""
+    from rich.text import Text
+
+    about = symbol.directions
+    if about is None:
+        return []
+    if row == 0:
+        return [Text(""), Text("constant")]
+    lines = (side[row - 1] for side in (about.inside, about.outside))
+    return [Text(f"{about.singular_values[row - 1]:.3g}"), Text("\n".join(line for some in lines for line in some))]

@@ -1,11 +1,13 @@
 """Reads the options and runs the job, for `lvpcfg/command.py`."""
 
+import errno
 import gc
 import io
 import os
 import shlex
 import signal
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg import processes
-from lvpcfg.errors import InputError, is_out_of_memory
+from lvpcfg.errors import InputError, is_out_of_memory, printable, show
 from lvpcfg.jobs.check import problem_with
 from lvpcfg.jobs.config import typed
 from lvpcfg.processes import LostError
 from lvpcfg.registry import JOBS, configuration_folder
+
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main(interrupt: Any) -> None:
@@ -31,16 +35,17 @@ def main(interrupt: Any) -> None:
         _import_libraries()
         processes.begin()
         signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
         return _run(options)
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that work is saved on the way out
+    hook, threading.excepthook = threading.excepthook, _thread_ended
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, instead of being printed by Hydra over many lines
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a word the terminal cannot show stops no job
     try:
         problem = problem_with(sys.argv[1:])
         if problem:
-            sys.exit(f"lvpcfg: {problem}")
+            sys.exit(printable(f"lvpcfg: {problem}"))
         if not processes.is_first():
             # Hydra would make a folder, named by the time. `_run` takes the first one's.
             first = next(place for place, argument in enumerate(sys.argv) if "=" in argument and argument[0] != "-")
@@ -51,9 +56,24 @@ def main(interrupt: Any) -> None:
 
         leave_pipe()
     except OSError as error:
-        sys.exit(f"lvpcfg: cannot use {error.filename}: {error.strerror}." if error.filename else f"lvpcfg: {error}.")
+        sys.exit(_sentence(error))
     except (InputError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"lvpcfg: {error}".partition("\n")[0])
+        sys.exit(printable(f"lvpcfg: {error}".partition("\n")[0]))
+    finally:
+        threading.excepthook = hook
+
+
+def _thread_ended(arguments: threading.ExceptHookArgs) -> None:
+    """That of TensorBoard ends when the disk is full; the error comes again where the next figure is written."""
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)
+
+
+def _sentence(error: OSError) -> str:
+    reason = (error.strerror or str(error)).lower()
+    hint = "; hydra.run.dir=FOLDER chooses where a job writes" if error.errno in READ_ONLY else ""
+    about = f"cannot use {show(os.fspath(error.filename), 200)}: " if error.filename else ""
+    return f"lvpcfg: {about}{reason}{hint}."
 
 
 def _import_libraries() -> None:
@@ -68,7 +88,7 @@ def _run(options: DictConfig) -> float | None:
     """Runs one job in its folder; returns what models are chosen by, or else the log-likelihood, for sweepers."""
     import torch
 
-    from lvpcfg.jobs.run import Run, Terminal
+    from lvpcfg.jobs.run import Run, Terminal, leave_pipe
 
     hydra_config = HydraConfig.get()
     run = Run(
@@ -83,8 +103,9 @@ def _run(options: DictConfig) -> float | None:
         torch.set_num_threads(getattr(settings, "threads", 1))
         JOBS[options.job].run(settings, run)
         run.finish()
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # who reads has left; as an exit, Hydra adds nothing to it
+        leave_pipe()
+        sys.exit(0)
     except (KeyboardInterrupt, SystemExit, LostError) as error:
         if not processes.is_first():  # and if the first one was killed, so that it cannot say the same
             ended = f"the first of the {processes.number()} processes has ended"
@@ -92,8 +113,10 @@ def _run(options: DictConfig) -> float | None:
         if isinstance(error, LostError):
             sys.exit(f"lvpcfg: {error}")
         raise
-    except (InputError, OSError) as error:  # as an exit, Hydra adds nothing to it
-        sys.exit(f"lvpcfg: {error}")
+    except InputError as error:  # as an exit, Hydra adds nothing to it
+        sys.exit(printable(f"lvpcfg: {error}"))
+    except OSError as error:
+        sys.exit(_sentence(error))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise  # a mistake of ours

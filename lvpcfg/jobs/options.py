@@ -8,6 +8,7 @@ from lvpcfg.options import DECODERS, DTYPE_NAMES
 from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
+MOST_PROCESSES = 1024  # and threads
 OF_PARSERS = ("decoder", "device", "dtype", "prune", "batch_tokens", "max_length")
 
 
@@ -17,7 +18,7 @@ class DeviceOptions:
     threads: int
 
     def __post_init__(self) -> None:
-        expect_positive(self, "threads")
+        expect_positive(self, "threads", most=MOST_PROCESSES)
 
 
 @dataclass(kw_only=True)
@@ -69,10 +70,13 @@ class TreebankOptions(ParserOptions):
         get_signature(self.signature)
 
 
-def expect_positive(options: object, *names: str, prefix: str = "") -> None:
+def expect_positive(options: object, *names: str, prefix: str = "", most: int | None = None) -> None:
     for name in names:
-        if getattr(options, name) < 1:
-            raise InputError(f"{prefix}{name} is {getattr(options, name)}: expected 1, 2, ...")
+        number = getattr(options, name)
+        if number < 1:
+            raise InputError(f"{prefix}{name} is {number}: expected 1, 2, ...")
+        if most is not None and number > most:
+            raise InputError(f"{prefix}{name} is {number}: expected {most} at the most.")
 
 
 def folders(model: object) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lvpcfg import processes
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.jobs.options import ParserOptions, expect_positive, folders
+from lvpcfg.jobs.options import MOST_PROCESSES, ParserOptions, expect_positive, folders
 from lvpcfg.options import BACKENDS, INPUT_FORMATS, JSONL, OUTPUT_FORMATS
 from lvpcfg.registry import JOBS
 
@@ -38,7 +38,8 @@ class ParseOptions(ParserOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         folders(self.model)
-        expect_positive(self, "processes", "k_best")
+        expect_positive(self, "processes", most=MOST_PROCESSES)
+        expect_positive(self, "k_best")
         expect("backend", self.backend, BACKENDS)
         if self.input_format is not None:
             expect("input_format", self.input_format, INPUT_FORMATS)

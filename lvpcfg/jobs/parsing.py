@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError
 from lvpcfg.jobs.options import ParserOptions
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.workers import Workers, workers
-from lvpcfg.parser import Parser, usable_device
+from lvpcfg.parser import Parser
 from lvpcfg.processes import own_device
 
 AnyParser = Parser | Workers

@@ -5,17 +5,19 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from lvpcfg import processes
+from lvpcfg.errors import InputError, printable
 from lvpcfg.files import write_text, writing
 
 if TYPE_CHECKING:
@@ -24,7 +26,23 @@ if TYPE_CHECKING:
 
 
 class Terminal(Console):
-    """Goes on in silence when the reader of the output, such as `head`, has left."""
+    """Prints nothing that a terminal would obey but its own styles.
+
+    It goes on in silence when the reader of the output, such as `head`, has left.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError as error:  # the disk is full
+            where = "error" if self.stderr else "output"
+            if not self.stderr:
+                leave_pipe()  # else Python tries again at its end, and complains
+            raise InputError(f"cannot write to standard {where}: {(error.strerror or str(error)).lower()}.") from None
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         leave_pipe()
@@ -108,7 +126,11 @@ class Run:
         """
         if not processes.is_first():
             return
-        write_text(self.folder / "config.yaml", self.config)
+        try:
+            write_text(self.folder / "config.yaml", self.config)
+        except InputError as error:
+            reason = str(error).rstrip(".")
+            raise InputError(f"{reason}; hydra.run.dir=FOLDER chooses another folder for the job.") from None
         (self.folder / "result.json").unlink(missing_ok=True)
 
     def finish(self) -> None:
@@ -116,7 +138,8 @@ class Run:
         if not processes.is_first():
             return
         if "board" in self.__dict__:
-            self.board.close()
+            with writing(self.folder / "tensorboard"):
+                self.board.close()
         if (self.folder / "tensorboard").is_dir():
             self.say(f"TensorBoard: tensorboard --logdir {self.folder / 'tensorboard'}")
         write_text(self.folder / "result.json", json.dumps(self.result, indent=2) + "\n")

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from lvpcfg import processes
 from lvpcfg.batch.records import words_of
+from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import Estimator, Step, Task
@@ -22,7 +23,7 @@ from lvpcfg.files import read_text
 from lvpcfg.grammar.model import Model
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.train import TrainOptions, is_text
-from lvpcfg.parser import Parser, usable_device
+from lvpcfg.parser import Parser
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree, read_trees
 from lvpcfg.trees.corpus import corpus
@@ -152,7 +153,7 @@ class Training:
         self.suffix, self.path = _suffix(config, restart), _checkpoint_path(config, run, restart)
         self.seed = config.seed + restart
         device = processes.own_device(usable_device(config.device))
-        task = Task(treebank, config.signature, self.seed, str(device), gold or None)
+        task = Task(treebank, config.signature, self.seed, str(device), gold or None, self._f1 if gold else None)
         self.estimator: Estimator = ESTIMATORS[config.estimator.name].run(config.estimator, task)
         self.records: list[Record] = []  # of the models that were looked at
         self.seconds = 0.0  # of all steps
@@ -265,11 +266,15 @@ class Training:
         options = {name: settings[name] for name in MATTER}
         folder = self.run.folder / "tensorboard" / (f"restart{self.suffix}" if self.suffix else "")
         step = self.estimator.done + 1 if self.records else 0
-        board = Board(folder, step, self.run.config, options, best=(self.chosen_by, self.objective))
         try:
-            yield board
-        finally:
-            board.close(self.estimator.finished)
+            board = Board(folder, step, self.run.config, options, best=(self.chosen_by, self.objective))
+            try:
+                yield board
+            finally:
+                board.close(self.estimator.finished)
+        except OSError as error:  # the disk is full; all else that is written says so itself
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"cannot write {show(str(folder), 200)}: {reason}.") from None
 
     def _is_open(self) -> bool:
         return self._is_due() or not (self.estimator.finished or self._gave_up())
@@ -325,6 +330,10 @@ class Training:
                 (self.gold or self.estimator.finished) and self.score() > max(rival.score() for rival in self.rivals)
             ):
                 model.save(folder / "model")
+
+    def _f1(self, model: Model) -> float:
+        found, _ = self._parsed(model)
+        return evaluate(self.gold, found).figures()["f1"]
 
     def _parsed(self, model: Model) -> tuple[list[Tree], int]:
         """The sentences of `gold`, parsed, and how many the grammar has no tree for."""

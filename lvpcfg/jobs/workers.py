@@ -89,7 +89,9 @@ class Workers:
 @contextmanager
 def workers(model: Any, options: dict[str, Any], processes: int, threads: int) -> Iterator[Workers]:
     parser = Parser.load(model, **options)  # what is wrong with them shows here
-    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (model, options, threads)) as pool:
+    with _quiet_tracker():
+        pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (model, options, threads))
+    with pool:
         several = Workers(pool, processes, parser)
         del parser
         try:
@@ -114,6 +116,20 @@ def _told_if_ended(processes: int) -> Iterator[None]:
             f"one of the {processes} processes was ended from outside, perhaps for lack of memory: "
             "fewer processes, or a smaller batch_tokens, need less."
         ) from None
+
+
+@contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """Python's process that cleans up behind killed ones begins here, and would print a warning when it does."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 @contextmanager

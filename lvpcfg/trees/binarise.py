@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from nltk.tree import Tree
 
 from lvpcfg.trees.binarisation import CHAIN, INTERMEDIATE, PARENT, RIGHT, SIBLING, Binarisation
+from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.walk import is_preterminal, rebuild, require_tags
 
 MARKS = re.compile(r"[%+^|]|^@")
@@ -52,6 +53,12 @@ def unbinarised(label: str, children: list[Tree | str]) -> list[Tree | str]:
     for name in reversed(labels_of(label)):
         children = [Tree(name, children)]
     return children
+
+
+def with_top(children: list[Tree | str]) -> Tree:
+    """What is below the root of a binarised tree, with TOP on it."""
+    top = Tree(TOP, children)
+    return top[0] if top[0].label() == TOP else top
 
 
 def labels_of(label: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from nltk.tree import Tree
 
 from lvpcfg.errors import InputError, OnError, handling, show
 from lvpcfg.files import PathLike, read_text, write_text
-from lvpcfg.trees.walk import is_preterminal
+from lvpcfg.trees.walk import is_preterminal, require_tree, trees_of
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +81,12 @@ def _scan(text: str, name: str, on_error: OnError) -> "_Scanner":
 
 def write_trees(trees: Iterable[Tree], path: PathLike) -> None:
     """One tree a line."""
-    write_text(path, "".join(format_tree(tree) + "\n" for tree in trees))
+    write_text(path, "".join(format_tree(tree) + "\n" for tree in trees_of("what is to be written", trees)))
 
 
 def format_tree(tree: Tree) -> str:
     """The tree on one line; brackets inside words become -LRB- and -RRB-."""
+    require_tree(tree)
     pieces: list[str] = []
     todo: list[Tree | str | None] = [tree]  # None closes a bracket
     while todo:

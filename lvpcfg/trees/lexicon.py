@@ -11,6 +11,7 @@ and one last entry for all else. What unknown words are like is seen from the wo
 classes from fine to coarse; a word belongs to the finest that has enough of a sample.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from lvpcfg.trees.spelling import CharacterNetwork, Spellings, Tokens, alphabet
 from lvpcfg.trees.treebank import Treebank
 
 RARE, RARE_WEIGHT, COMMON_WEIGHT, UNKNOWN_WEIGHT = 10, 0.5, 1e-4, 0.5
+NUMBER = re.compile(r"\d+(?:[.,]\d*)*")
 SAMPLE = 10  # words that a class is seen from, at the least
 
 
@@ -34,6 +36,7 @@ class Lexicon:
     words: tuple[str, ...]
     classes: tuple[str, ...]
     signature: str
+    folded: bool = False  # words are known in lower case, and all numbers are 0
     _words: dict[str, int] = field(init=False, repr=False, compare=False)
     _classes: dict[str, int] = field(init=False, repr=False, compare=False)
 
@@ -48,9 +51,13 @@ class Lexicon:
     def encode(self, sentence: Sequence[str]) -> list[int]:
         """The entry of each word of a sentence."""
         return [
-            self._words[word] if word in self._words else self.unknown(word, position == 0)
+            self._words[form] if (form := self.form(word)) in self._words else self.unknown(word, position == 0)
             for position, word in enumerate(sentence)
         ]
+
+    def form(self, word: str) -> str:
+        """A word as it stands among the known words, if it is known."""
+        return NUMBER.sub("0", word.lower()) if self.folded else word
 
     def tokens(self, sentences: Iterable[Sequence[str]]) -> Tokens:
         """The words of all sentences, one after the other: their entries, and how they are spelt."""

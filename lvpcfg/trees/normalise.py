@@ -12,7 +12,7 @@ from typing import Any
 
 from nltk.tree import Tree
 
-from lvpcfg.trees.walk import is_preterminal, rebuild, require_tags
+from lvpcfg.trees.walk import is_preterminal, rebuild, require_tags, require_tree
 
 TOP = "TOP"
 WRAPPERS = frozenset({"", "TOP", "ROOT"})
@@ -22,6 +22,7 @@ TRACE_TAG, TRACE_WORD = "-NONE-", "*0*"
 
 def normalise(tree: Tree) -> Tree | None:
     """The normalised tree, or None where nothing but traces is in it."""
+    require_tree(tree)
     root: Tree | None = rebuild(tree, _normalise_node)
     if root is None:
         return None

@@ -1,14 +1,16 @@
 """Trees as sentences: what grammar induction learns from, and is scored on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from nltk.tree import Tree
 
-from lvpcfg.errors import InputError, show
+from lvpcfg.errors import InputError, listed, show
+from lvpcfg.trees.brackets import SPACE
 from lvpcfg.trees.walk import is_preterminal, rebuild
 
 PUNCTUATION = frozenset({",", ":", ".", "``", "''", "-LRB-", "-RRB-"})  # tags of the Penn Treebank
+WORDS = "a list of one or more words"
 PHRASE, TAG = "X", "T"  # the labels of trees that say nothing but what belongs together
 
 
@@ -25,10 +27,26 @@ def without_punctuation(tree: Tree) -> Tree | None:
     return found
 
 
-def flat(sentence: Tree | Sequence[str]) -> Tree:
+def sentences_of(given: Iterable[Iterable[str]]) -> list[list[str]]:
+    """The words of each sentence, if they are such as trees can hold."""
+    sentences = listed("what is to be parsed", given, "a list of sentences, each a list of words")
+    return [words_of(f"sentence {number}", words) for number, words in enumerate(sentences, 1)]
+
+
+def words_of(name: str, given: Iterable[str]) -> list[str]:
+    words = listed(name, given, WORDS)
+    if not words or not all(isinstance(word, str) for word in words):
+        raise InputError(f"{name} is {show(given)}: expected {WORDS}.")
+    if "" in words or SPACE.search("".join(words)):
+        wrong = next(word for word in words if not word or SPACE.search(word))
+        raise InputError(
+            f"{name} has the word {show(wrong)}, which no tree can hold: expected words without white space."
+        )
+    return words
+
+
+def flat(sentence: Tree | Iterable[str]) -> Tree:
     """A tree as it is; the words of a sentence as a tree without phrases."""
     if isinstance(sentence, Tree):
         return sentence
-    if isinstance(sentence, str) or not sentence or not all(isinstance(word, str) and word for word in sentence):
-        raise InputError(f"{show(sentence)} is no sentence: expected a tree, or a list of one or more words.")
-    return Tree("", [Tree(TAG, [word]) for word in sentence])
+    return Tree("", [Tree(TAG, [word]) for word in words_of("a sentence", sentence)])

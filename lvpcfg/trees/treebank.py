@@ -19,7 +19,7 @@ from lvpcfg.trees.binarisation import RIGHT, Binarisation
 from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.brackets import garbage_collection_paused
 from lvpcfg.trees.normalise import TOP, normalise
-from lvpcfg.trees.walk import is_preterminal, preorder
+from lvpcfg.trees.walk import is_preterminal, preorder, trees_of
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,13 @@ def build_treebank(trees: Iterable[Tree], scheme: Binarisation = RIGHT, progress
     """Normalises and binarises raw trees into one `Treebank`; trees of traces alone are left out."""
     nodes = _Nodes()
     with garbage_collection_paused():
-        for tree in tqdm(trees, desc="binarising", unit="tree", disable=None if progress else True, leave=False):
+        for tree in tqdm(
+            trees_of("a treebank", trees),
+            desc="binarising",
+            unit="tree",
+            disable=None if progress else True,
+            leave=False,
+        ):
             normal = normalise(tree)
             if normal is not None:
                 nodes.add(_below_top(binarise(normal, scheme)))

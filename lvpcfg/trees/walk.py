@@ -1,13 +1,25 @@
 """Walking trees without recursion: treebanks hold trees deeper than Python's stack."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from nltk.tree import Tree
 
-from lvpcfg.errors import InputError, show
+from lvpcfg.errors import InputError, listed, show
 
 Result = TypeVar("Result")
+
+
+def trees_of(name: str, given: Iterable[Tree]) -> list[Tree]:
+    """What a caller gave as trees."""
+    if isinstance(given, Tree):
+        raise InputError(f"{name} is one tree: expected a list of trees.")
+    return listed(name, given, "a list of trees, such as read_trees makes of a file")
+
+
+def require_tree(tree: Any) -> None:
+    if not isinstance(tree, Tree):
+        raise InputError(f"{show(tree)} is no tree: expected an nltk.Tree, such as read_trees makes of a file.")
 
 
 def preorder(tree: Tree) -> list[Tree]:

@@ -12,7 +12,7 @@ from lvpcfg.chart.decode.chains import Chains
 from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.grammar import Grammar
-from lvpcfg.trees.binarise import debinarise, labels_of, unbinarised
+from lvpcfg.trees.binarise import debinarise, labels_of, unbinarised, with_top
 from lvpcfg.trees.normalise import TOP
 
 
@@ -62,8 +62,7 @@ class Writer:
             for symbol in reversed(self.chain_of(node)):
                 below = unbinarised(self.names[symbol], below)
             built.append(below)
-        top = Tree(TOP, built.pop())
-        return top[0] if top[0].label() == TOP else top
+        return with_top(built.pop())
 
     def flat(self, words: Sequence[str], values: Float[Tensor, "words tag_states"]) -> Tree:
         """The commonest root over each word's likeliest tag: for sentences the grammar has no tree for.
