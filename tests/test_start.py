@@ -12,6 +12,7 @@ from lvpcfg import InputError, build_treebank, corpus, write_trees
 from lvpcfg.estimate import projections
 from lvpcfg.estimate.cluster import ClusterOptions
 from lvpcfg.estimate.em import EMOptions
+from lvpcfg.estimate.kruskal_em import KruskalEMOptions
 from lvpcfg.grammar.rule_cp import RuleCP
 
 TRAIN = corpus("dev")[:60]
@@ -106,6 +107,18 @@ def test_models_that_it_cannot_take_up(tmp_path):
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(InputError, match=message):
         EMOptions(**options)
+
+
+@pytest.mark.parametrize("options", [EMOptions(init="a"), KruskalEMOptions(init="a")])
+def test_restarts_that_would_all_be_the_same(options, tmp_path):
+    with pytest.raises(InputError, match="restarts is 2, but this training is the same for every seed: expected 1"):
+        run("train", tmp_path, estimator=options, restarts=2)
+
+
+def test_the_seed_matters_where_there_is_noise():
+    assert EMOptions().heeds_seed
+    assert KruskalEMOptions().heeds_seed
+    assert KruskalEMOptions(init="a", cycles=1).heeds_seed
 
 
 def test_the_job_begins_with_the_model_and_knows_it_again(tmp_path):

@@ -36,6 +36,10 @@ class EMOptions(SentenceOptions):
         check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
         check_number(self, "rare")
 
+    @property
+    def heeds_seed(self) -> bool:
+        return self.init is None
+
 
 @ESTIMATORS.register("em", EMOptions)
 def em(options: EMOptions, task: Task) -> Estimator:
