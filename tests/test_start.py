@@ -100,7 +100,10 @@ def test_it_is_smoothed_as_clusters_are(tmp_path):
     assert start.states.tolist() == found.states.tolist()
 
 
-def test_smoothing_is_for_what_goes_on():
+def test_what_goes_on_is_short_and_smoothed():
+    assert EMOptions().iterations == 50
+    assert EMOptions(init="a").iterations == 10
+    assert EMOptions(init="a", iterations=3).iterations == 3
     assert EMOptions().weights is None
     assert EMOptions(init="a").weights == (0.01, 0.1)
     assert EMOptions(init="a", **PLAIN).weights is None
@@ -130,6 +133,8 @@ def test_models_that_it_cannot_take_up(tmp_path):
         ({"init": 5}, "estimator.init is 5: expected a model folder"),
         ({"init": "a", "objective": "sentence"}, "estimator.init is for estimator.objective=joint"),
         ({"smooth_rules": 0.1, "objective": "sentence"}, "are for estimator.objective=joint: expected 0"),
+        ({"iterations": 0}, "estimator.iterations is 0: expected 1 or more"),
+        ({"iterations": 1.5}, "estimator.iterations is 1.5: expected a whole number"),
         ({"smooth_words": 2}, "estimator.smooth_words is 2: expected a fraction, 0 to 1"),
     ],
 )

@@ -1,8 +1,8 @@
 """EM with m states for every symbol, from relative frequencies with noise (Matsuzaki et al. 2005).
 
 With `init`, EM goes on from the states of a model that was trained on these trees; from a spectral model, with its
-clusters. It is smoothed then: what has a good start soon fits its trees too well. With `objective=sentence`, EM for a
-PCFG of its own symbols on sentences alone.
+clusters. It is smoothed then, and short: what has a good start soon fits its trees too well. With `objective=sentence`,
+EM for a PCFG of its own symbols on sentences alone.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class EMOptions(SentenceOptions):
     objective: str = "joint"  # log p(tree, words), or "sentence", log p(words)
     init: str | None = None  # a model folder to start from; it has states, and `states` and `noise` are not heeded
     states: int = 16  # of every symbol
-    iterations: int = 50
+    iterations: int | None = None  # 10 with `init`, 50 without
     noise: float = 0.1  # counts are multiplied by exp of a number up to this
     smooth_rules: float | None = None  # weight of the mean over related states; 0.01 with `init`, 0 without
     smooth_words: float | None = None  # 0.1 with `init`, 0 without
@@ -34,6 +34,8 @@ class EMOptions(SentenceOptions):
                 f"estimator.init is for estimator.objective=joint: estimator.objective={SENTENCE} begins with a random "
                 "grammar."
             )
+        if self.iterations is None:
+            self.iterations = 50 if self.init is None else 10
         if self.smooth_rules is None:
             self.smooth_rules = 0.0 if self.init is None else 0.01
         if self.smooth_words is None:
@@ -74,7 +76,7 @@ def em(options: EMOptions, task: Task) -> Estimator:
     phase = Phase(
         "em",
         cycle=1,
-        iterations=options.iterations,
+        iterations=options.iterations or 0,
         smooth=options.weights,
         title="iteration {iteration}",
         evaluate="sometimes",
