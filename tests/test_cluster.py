@@ -134,13 +134,50 @@ def test_dropout_and_noise_make_other_clusters(task, change):
 
 
 def test_em_goes_on_from_the_clusters(task):
-    training = ESTIMATORS["cluster"].run(ClusterOptions(states=3, iterations=4), task)
+    options = ClusterOptions(states=3, iterations=4, smooth_rules=0.0, smooth_words=0.0)
+    training = ESTIMATORS["cluster"].run(options, task)
     assert training.start.title == "clusters"
     states = training.refinement.latent.states.tolist()
     found = [training.log_likelihood for _ in training.run()]
     assert found == sorted(found)
     assert found[-1] > found[0]
     assert training.model().grammar.states.tolist() == states
+
+
+@pytest.mark.parametrize("iterations", [0, 2])
+def test_probabilities_are_smoothed_over_all_states_of_a_symbol(task, iterations):
+    def trained(rules, words):
+        options = ClusterOptions(states=3, iterations=iterations, smooth_rules=rules, smooth_words=words)
+        training = ESTIMATORS["cluster"].run(options, task)
+        for _ in training.run():
+            pass
+        return training
+
+    training = trained(0.2, 0.5)
+    found, latent = training.model().grammar, training.refinement.latent
+    raw = latent.grammar(training.refinement.counts)
+    several = 0
+    for name, rules in (("binary", raw.binary_rules), ("unary", raw.unary_rules)):
+        for number, rule in enumerate(rules):
+            one, other = (_rule(grammar, name, number, rule) for grammar in (raw, found))
+            torch.testing.assert_close(other, 0.8 * one + 0.2 * one.mean(0, keepdim=True).expand_as(one))
+            several += int(latent.states[rule[0]] > 1)
+    assert several > 10
+    entries = torch.arange(len(task.observed.lexicon))
+    one, other = (
+        grammar.lexical.lookup(entries).split(latent.states[latent.inner :].tolist(), 1) for grammar in (raw, found)
+    )
+    for before, after in zip(one, other, strict=True):
+        torch.testing.assert_close(after, 0.5 * before + 0.5 * before.mean(1, keepdim=True).expand_as(before))
+    torch.testing.assert_close(found.row_sums(), torch.ones_like(found.root))
+
+
+def _rule(grammar, name, number, rule):
+    """The probabilities of one rule, the states of its parent first."""
+    sizes = grammar.states[rule]
+    values = grammar.unary if name == "unary" else grammar.binary.values
+    begin = int(grammar.states[getattr(grammar, f"{name}_rules")[:number]].prod(1).sum())
+    return values[begin : begin + int(sizes.prod())].view(*sizes.tolist())
 
 
 def test_a_product_of_clusters_parses():
@@ -160,6 +197,8 @@ def test_a_trial_ends_with_the_distances_to_its_own_centres():
     [
         ({"dropout": 1}, "estimator.dropout is 1: expected 0.9 at the most"),
         ({"noise": -1}, "estimator.noise is -1: expected 0 or more"),
+        ({"smooth_rules": 1.5}, "estimator.smooth_rules is 1.5: expected a fraction, 0 to 1"),
+        ({"smooth_words": -0.1}, "estimator.smooth_words is -0.1: expected 0 or more"),
         ({"iterations": 1.5}, "estimator.iterations is 1.5: expected a whole number"),
         ({"rare": -1}, "estimator.rare is -1: expected 0 or more"),
     ],

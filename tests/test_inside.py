@@ -17,7 +17,7 @@ from lvpcfg.chart import lanes
 from lvpcfg.chart.decode import exhaustive
 from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.derivations import Allowed, Node
-from lvpcfg.chart.fast import build
+from lvpcfg.chart.fast import build, cp
 from lvpcfg.chart.fast.build import cp_form, dense_form, tensor_form
 from lvpcfg.chart.fast.cp import RankSpace
 from lvpcfg.chart.fast.logarithms import LogOutside
@@ -186,6 +186,31 @@ def test_log_z_alone_may_stay_in_rank_space(name, signed, dtype):
     assert expected.requires_grad
     assert torch.allclose(log_z, expected, rtol=1e-12 if dtype == F64 else 1e-5)
     assert torch.equal(sign, expected_sign)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("cp")])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="sparse products on the CPU are those of MKL")
+def test_factors_that_are_nearly_all_zeros(name, dtype, monkeypatch):
+    """The same posteriors and gradients by sparse products."""
+    case = make(name)
+    tensors = [tensor.to(dtype) for tensor in case.form.tensors]
+    lengths, leaf = torch.tensor([5, 1, 3]), case.leaf(5, 3, dtype=dtype)
+
+    def found():
+        form = case.form.with_tensors([tensor.clone().requires_grad_() for tensor in tensors])
+        posteriors = marginals(form.with_tensors([*tensors]), leaf, lengths)
+        log_z, _ = log_partition(form, leaf, lengths)
+        return [posteriors.top, posteriors.bottom, log_z, *torch.autograd.grad(log_z.sum(), form.tensors)]
+
+    expected, made = found(), []
+    monkeypatch.setattr(cp, "LARGE", 0)
+    monkeypatch.setattr(cp, "FEW", 1)
+    factor = cp._factor
+    monkeypatch.setattr(cp, "_factor", lambda weight: made.append(factor(weight)) or made[-1])
+    for one, other in zip(found(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
+    assert {matrix.layout for pair in made for matrix in pair} == {torch.sparse_csr}
 
 
 def test_more_terms_than_states_do_not_stay_in_rank_space():

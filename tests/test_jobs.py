@@ -76,6 +76,7 @@ from lvpcfg.trees.brackets import format_tree
             "'estimator.merged' is an option of ",
         ),
         (["job=train", "restarts=0"], "restarts is 0: expected 1, 2, ..."),
+        (["job=train", "restarts=2"], "restarts is 2, but this training is the same for every seed: expected 1."),
         (["job=train", "prune=2"], "prune is 2.0: expected a posterior from 0 to 1, such as 5e-5."),
         (["job=parse", "model=[a,null]"], "model is ['a', None]: expected a folder, or a list of folders"),
         (["job=parse", "model=[]"], "model is []: expected a folder, or a list of folders"),

@@ -197,6 +197,14 @@ def test_features_are_scaled_by_their_frequency():
         assert matrix.value[node].tolist() == pytest.approx(expected)
 
 
+def test_any_number_of_features_keeps_symbols_apart():
+    bank, _ = matrices()
+    sizes = torch.bincount(bank.symbol)
+    matrix = FeatureMatrix.of(bank.symbol, sizes, [torch.zeros_like(bank.symbol)] * 300)
+    assert matrix.owner.tolist() == [symbol for symbol in range(len(sizes)) for _ in range(300)]
+    assert torch.equal(matrix.owner[matrix.column], bank.symbol.unsqueeze(1).expand(-1, 300))
+
+
 def test_products_with_feature_matrices():
     bank, (inside, _) = matrices()
     full, generator = dense(inside), torch.Generator().manual_seed(0)

@@ -12,6 +12,7 @@ from lvpcfg import InputError, build_treebank, corpus, write_trees
 from lvpcfg.estimate import projections
 from lvpcfg.estimate.cluster import ClusterOptions
 from lvpcfg.estimate.em import EMOptions
+from lvpcfg.estimate.kruskal_em import KruskalEMOptions
 from lvpcfg.grammar.rule_cp import RuleCP
 
 TRAIN = corpus("dev")[:60]
@@ -28,6 +29,9 @@ def saved(folder, name, trees=TRAIN, **options):
     return str(folder)
 
 
+PLAIN = {"smooth_rules": 0.0, "smooth_words": 0.0}
+
+
 def going_on(init, **options):
     return estimator(build_treebank(TRAIN), EMOptions(init=init, **options))
 
@@ -39,7 +43,7 @@ def likelihoods(training):
 def test_its_own_model_goes_on_where_it_stopped(tmp_path):
     whole = estimator(build_treebank(TRAIN), EMOptions(states=2, iterations=6))
     expected = likelihoods(whole)
-    again = going_on(saved(tmp_path / "em", "em", states=2, iterations=4), iterations=1)
+    again = going_on(saved(tmp_path / "em", "em", states=2, iterations=4), iterations=1, **PLAIN)
     found = likelihoods(again)
     assert found[0] > expected[3]  # that of the model: the first E-step was made when it was read
     assert found[0] == pytest.approx(expected[5], rel=2e-3)  # but for the smoothing of the lexicon
@@ -57,7 +61,7 @@ def test_its_own_model_goes_on_where_it_stopped(tmp_path):
 def test_it_takes_up_models_of_other_estimators(name, options, tmp_path):
     init = saved(tmp_path / "model", name, **options)
     start = lvpcfg.Model.load(init).grammar
-    training = going_on(init, iterations=3)
+    training = going_on(init, iterations=3, **PLAIN)
     found = likelihoods(training)
     assert found == sorted(found)
     model = training.model()
@@ -77,6 +81,33 @@ def test_a_spectral_model_gives_its_clusters(options, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in found)
     other = estimator(build_treebank(TRAIN), ClusterOptions(rare=7, **options), seed=0).refinement.tensors()
     assert not all(torch.equal(found[name], other[name]) for name in found)
+
+
+def test_it_is_smoothed_as_clusters_are(tmp_path):
+    init = saved(tmp_path / "model", "cluster", states=3, iterations=2)
+    start = lvpcfg.Model.load(init).grammar
+    training = going_on(init, iterations=1)
+    log_likelihood = training.figures()["log_likelihood_per_word"]
+    list(training.run())
+    longer = lvpcfg.train(TRAIN, "cluster", states=3, iterations=4).grammar
+    found = training.grammar()  # the E-step under the model was the third, and this is the fourth
+    torch.testing.assert_close(found.binary.values.float(), longer.binary.values.float(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.unary.float(), longer.unary.float(), rtol=1e-3, atol=1e-5)
+    assert training.figures()["log_likelihood_per_word"] == pytest.approx(log_likelihood)
+    plain = going_on(init, iterations=1, **PLAIN)
+    list(plain.run())
+    assert int((plain.grammar().binary.values > 0).sum()) < int((found.binary.values > 0).sum())
+    assert start.states.tolist() == found.states.tolist()
+
+
+def test_what_goes_on_is_short_and_smoothed():
+    assert EMOptions().iterations == 50
+    assert EMOptions(init="a").iterations == 10
+    assert EMOptions(init="a", iterations=3).iterations == 3
+    assert EMOptions().weights is None
+    assert EMOptions(init="a").weights == (0.01, 0.1)
+    assert EMOptions(init="a", **PLAIN).weights is None
+    assert EMOptions(smooth_rules=0.3).weights == (0.3, 0.0)
 
 
 def test_models_that_it_cannot_take_up(tmp_path):
@@ -101,11 +132,27 @@ def test_models_that_it_cannot_take_up(tmp_path):
     [
         ({"init": 5}, "estimator.init is 5: expected a model folder"),
         ({"init": "a", "objective": "sentence"}, "estimator.init is for estimator.objective=joint"),
+        ({"smooth_rules": 0.1, "objective": "sentence"}, "are for estimator.objective=joint: expected 0"),
+        ({"iterations": 0}, "estimator.iterations is 0: expected 1 or more"),
+        ({"iterations": 1.5}, "estimator.iterations is 1.5: expected a whole number"),
+        ({"smooth_words": 2}, "estimator.smooth_words is 2: expected a fraction, 0 to 1"),
     ],
 )
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(InputError, match=message):
         EMOptions(**options)
+
+
+@pytest.mark.parametrize("options", [EMOptions(init="a"), KruskalEMOptions(init="a")])
+def test_restarts_that_would_all_be_the_same(options, tmp_path):
+    with pytest.raises(InputError, match="restarts is 2, but this training is the same for every seed: expected 1"):
+        run("train", tmp_path, estimator=options, restarts=2)
+
+
+def test_the_seed_matters_where_there_is_noise():
+    assert EMOptions().heeds_seed
+    assert KruskalEMOptions().heeds_seed
+    assert KruskalEMOptions(init="a", cycles=1).heeds_seed
 
 
 def test_the_job_begins_with_the_model_and_knows_it_again(tmp_path):

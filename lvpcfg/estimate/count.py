@@ -10,6 +10,10 @@ from lvpcfg.registry import ESTIMATORS
 class CountOptions(Options):
     name: str = "count"
 
+    @property
+    def heeds_seed(self) -> bool:
+        return False
+
 
 @ESTIMATORS.register("count", CountOptions)
 def count(options: CountOptions, task: Task) -> Estimator:

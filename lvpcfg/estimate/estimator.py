@@ -49,6 +49,11 @@ class Options:
         """Whether sentences without trees are not enough."""
         return True
 
+    @property
+    def heeds_seed(self) -> bool:
+        """Whether trainings with other seeds differ."""
+        return True
+
     def prepared(self, trees: "Iterable[Any]") -> "list[Tree]":
         """What is learned from, and looked at, of a treebank."""
         from lvpcfg.trees.walk import trees_of

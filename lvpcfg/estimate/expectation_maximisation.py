@@ -76,7 +76,7 @@ class ExpectationMaximisation:
         `made_of` is what else a training that takes this one up must share with it."""
         self.options, self.task, self.refinement, self.start = options, task, refinement, start
         self.made_of = task.made_of(options) | (made_of or {})
-        self.steps, self.done = iterations(phases), 0
+        self.phases, self.steps, self.done = phases, iterations(phases), 0
         self.log_likelihood = -torch.inf  # under the counts before the last iteration
 
     @property
@@ -110,8 +110,14 @@ class ExpectationMaximisation:
     def _smoothing(self, phase: Phase) -> Smoothing | None:
         return None if phase.smooth is None else self.refinement.smoothing(*phase.smooth)
 
+    @property
+    def _smoothing_now(self) -> Smoothing | None:
+        """That of the last iteration; at the start, that of the first phase."""
+        phases = [step.phase for step in self.steps[: self.done][-1:]] or self.phases[:1]
+        return self._smoothing(phases[0]) if phases else None
+
     def figures(self) -> dict[str, float]:
-        log_likelihood = self.log_likelihood if self.done else self.refinement.expect(None)[0]
+        log_likelihood = self.log_likelihood if self.done else self.refinement.expect(self._smoothing_now)[0]
         return {
             "states": int(self.refinement.latent.states.sum()),
             "rules": self.refinement.rules(),
@@ -119,8 +125,7 @@ class ExpectationMaximisation:
         }
 
     def grammar(self) -> Grammar:
-        smoothing = self._smoothing(self.steps[self.done - 1].phase) if self.done else None
-        return self.refinement.latent.grammar(self.refinement.counts, smoothing, self.refinement.hierarchy)
+        return self.refinement.latent.grammar(self.refinement.counts, self._smoothing_now, self.refinement.hierarchy)
 
     def model(self) -> Model:
         found = {"log_likelihood": self.log_likelihood} if self.done else {}

@@ -57,6 +57,10 @@ class KruskalEMOptions(Options):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1")
         check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
 
+    @property
+    def heeds_seed(self) -> bool:
+        return self.init is None or bool(self.cycles)
+
 
 @ESTIMATORS.register("kruskal_em", KruskalEMOptions)
 def kruskal_em(options: KruskalEMOptions, task: Task) -> Estimator:

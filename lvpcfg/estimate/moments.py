@@ -25,7 +25,6 @@ from torch.nn.functional import embedding_bag, pad
 TURNS = 3  # of the random subspace
 MORE = 10  # of its dimensions, beyond those that are asked for
 ADDED = 5  # to the count of each feature
-KINDS = 256  # of features, at the most
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +45,10 @@ class FeatureMatrix:
         symbol: Int64[Tensor, "nodes"], sizes: Int64[Tensor, "symbols"], features: Iterable[Int64[Tensor, "nodes"]]
     ) -> "FeatureMatrix":
         numbers = [torch.unique(feature, return_inverse=True)[1] for feature in features]
-        keys = [((symbol * KINDS + kind) << 32) + number for kind, number in enumerate(numbers)]
+        kinds = len(numbers)
+        keys = [((symbol * kinds + kind) << 32) + number for kind, number in enumerate(numbers)]
         key, column, count = torch.unique(torch.stack(keys, 1), return_inverse=True, return_counts=True)
-        owner = (key >> 32) // KINDS
+        owner = (key >> 32) // kinds
         scale = (sizes[owner] / (count + ADDED)).double().sqrt()
         starts = torch.searchsorted(owner, torch.arange(len(sizes) + 1))
         return FeatureMatrix(symbol, sizes, column, scale[column], starts)

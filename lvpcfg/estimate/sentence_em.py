@@ -44,7 +44,9 @@ class SentenceEM:
         unseen = ~seen(self.batches, len(model.lexicon)).unsqueeze(1)
         self.kept = self.layer.unknown_words.detach() * unseen  # [entries, tags]
         self.words = sum(batch.words for batch in self.batches)
-        self.steps = [Step(f"iteration {number}", f"iteration {number}") for number in range(1, options.iterations + 1)]
+        self.steps = [
+            Step(f"iteration {number}", f"iteration {number}") for number in range(1, (options.iterations or 0) + 1)
+        ]
         self.done = 0
         self.log_likelihood = -torch.inf  # under the parameters before the last iteration
         self.measured: dict[str, float] = {}

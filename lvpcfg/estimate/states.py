@@ -79,10 +79,13 @@ class Refinement:
         return Refinement(self.latent.over(binary), counts, found["hierarchy"])
 
     def smoothing(self, rules: float, words: float) -> Smoothing:
-        """Smoothing within branches: the halves of the first split of a symbol that was not undone."""
+        """Smoothing within branches: the halves of the first split of a symbol that was not undone. States that no
+        split has made are all of one branch."""
         symbol = torch.repeat_interleave(self.latent.states)
         own = torch.arange(len(symbol)) - self.latent.first[symbol]
         branch = torch.zeros_like(own)
+        if not len(self.hierarchy):
+            return Smoothing(branch, rules, words)
         for ancestor in reversed([*self.hierarchy, own]):
             split_then = torch.zeros_like(self.latent.states).scatter_reduce(0, symbol, ancestor, "amax") > 0
             branch = torch.where(split_then[symbol], ancestor, branch)

@@ -44,6 +44,8 @@ class TrainOptions(TreebankOptions):
                     f"{show(path, 200)} is text, and this estimator learns from trees: expected a treebank, or "
                     "estimator.objective=sentence, which only the estimators em and gradient have."
                 )
+        if self.restarts > 1 and not self.estimator.heeds_seed:
+            raise InputError(f"restarts is {self.restarts}, but this training is the same for every seed: expected 1.")
         if self.patience < 0:
             raise InputError(f"patience is {self.patience}: expected a number of looks at dev, or 0 for no end.")
 

@@ -44,6 +44,7 @@ HEADS = {
     "WHPP": ">IN TO FW",
     "X": "",
 }
+LAST = (99, 0)  # of labels that are in no tier: the leftmost
 
 
 def head_words(treebank: Treebank) -> Int64[Tensor, "nodes"]:
@@ -68,9 +69,6 @@ def head_words(treebank: Treebank) -> Int64[Tensor, "nodes"]:
             head[node] = head[best] if base[name] in HEADS else -1
         label[node] = label[best] if made[name] else base[name]
     return torch.tensor(head)
-
-
-LAST = (99, 0)  # of labels that are in no tier: the leftmost
 
 
 def _ranks(label: str) -> dict[str, tuple[int, int]]:

@@ -5,6 +5,7 @@ combine   sum over the splits k of V alpha(i,k) * W alpha(k+1,j), lane by lane
 lift      U^T, once for each cell
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,8 @@ from lvpcfg.chart.fast.blocks import PHRASES, WORD_FIRST, WORD_LAST, AddProduct
 from lvpcfg.chart.fast.forms import Form, TensorForm
 from lvpcfg.grammar.rules import BinaryRules
 from lvpcfg.grammar.whole_cp import WholeCP
+
+LARGE, FEW = 1 << 17, 0.02  # numbers of weights that are looked through for zeros, and the share that is worth it
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,11 @@ class CPForm(Form):
             self.tensors,
         )
 
+    @cached_property
+    def factors(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The weights to multiply cells by, as they are and transposed: those of many symbols are nearly all zeros."""
+        return tuple(_factor(weight) for weight in self.weights)
+
     @property
     def lanes(self) -> int:
         return self.weights[0].shape[-2]
@@ -133,19 +141,19 @@ class CPForm(Form):
         return out.copy_(parts[0])
 
     def lift(self, combined: Float[Tensor, "cells terms"], out: Float[Tensor, "cells inner"]) -> None:
-        torch.mm(combined, self.weights[0], out=out)
+        torch.mm(combined, self.factors[0][0], out=out)
 
     def project(
         self, top: Float[Tensor, "cells inner"]
     ) -> tuple[Float[Tensor, "2 cells lanes"], list[Float[Tensor, "cells _"]]]:
         """By V as a left child and by W as a right child."""
-        return _halves(torch.mm(top, self.weights[1])), []
+        return _halves(torch.mm(top, self.factors[1][0])), []
 
     def words(
         self, word: Float[Tensor, "words word_states"], top: Float[Tensor, "words inner"]
     ) -> tuple[Float[Tensor, "2 words lanes"] | None, list[Float[Tensor, "words _"]]]:
         """The lanes of single words."""
-        lanes = _halves(torch.mm(word, self.weights[2]))
+        lanes = _halves(torch.mm(word, self.factors[2][0]))
         return lanes if self.closure is None else lanes + self.project(top)[0], []
 
     def matrices_of(self, term: int) -> int:
@@ -162,6 +170,16 @@ def weights_of(
     sizes = [u.shape[1], v.shape[1] - u.shape[1]]
     phrases, tags = (torch.cat(half).T for half in zip(v.split(sizes, 1), w.split(sizes, 1), strict=True))
     return u, phrases, tags
+
+
+def _factor(weight: Float[Tensor, "rows columns"]) -> tuple[Tensor, Tensor]:
+    """The matrix and its transpose, sparse where few of its numbers are not zero, on CPUs whose PyTorch can do that."""
+    small = weight.numel() < LARGE or not weight.is_cpu or not torch.backends.mkl.is_available()
+    if small or int(weight.count_nonzero()) > FEW * weight.numel():
+        return weight, weight.T
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        return weight.to_sparse_csr(), weight.T.to_sparse_csr()
 
 
 def _halves(lanes: Float[Tensor, "cells both"]) -> Float[Tensor, "2 cells rank"]:
@@ -218,11 +236,11 @@ class SortedCPForm(CPForm):
 
     def project(self, top: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Also the lanes of spans without their last word and without their first."""
-        return self._apart(torch.mm(top, self.weights[1]), self.term_counts[1:3])
+        return self._apart(torch.mm(top, self.factors[1][0]), self.term_counts[1:3])
 
     def words(self, word: Tensor, top: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Also the lanes of words as the last of a span, as the first, as the first of two and as the last of two."""
-        lanes, others = self._apart(torch.mm(word, self.weights[2]), [*self.term_counts[1:], self.term_counts[3]])
+        lanes, others = self._apart(torch.mm(word, self.factors[2][0]), [*self.term_counts[1:], self.term_counts[3]])
         return lanes if self.closure is None else lanes + self.project(top)[0], others
 
     def _apart(self, lanes: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:

@@ -85,7 +85,7 @@ class Outside:
         chart.keep(bottom, "bottom", width)
         combined = bottom
         if isinstance(form, CPForm) and form.lifts:
-            combined = torch.mm(bottom, form.weights[0].T, out=self.combined[width - 2])
+            combined = torch.mm(bottom, form.factors[0][1], out=self.combined[width - 2])
         if width == 2 and isinstance(form, SortedCPForm):
             lanes = torch.mm(bottom, form.weights[3].T)
             first, last = chart.pair_of_words(chart.matrices)
@@ -150,7 +150,8 @@ class Outside:
             return torch.add(lanes.select(0, 0), lanes.select(0, 1))
         parts = [*self.spans.of_width(width).unbind(0), *(layer[width - 1] for layer in self.rests)]
         lanes = torch.cat(parts, -1, out=self.lanes[width - 1] if self.lanes.cells.numel() else None)
-        return torch.mm(lanes, form.weights[1].T)
+        assert isinstance(form, CPForm)
+        return torch.mm(lanes, form.factors[1][1])
 
     def _from_spans(self) -> tuple[Tensor, Tensor | None]:
         """From words as children to words: the gradients of their states, and of the phrases over them."""
@@ -160,7 +161,8 @@ class Outside:
             return self._backward_matrices(form), top
         lanes = torch.cat([*self.spans.of_width(1).unbind(0), *self.matrices], -1)
         self.weights[2] = torch.mm(chart.word_top.T, lanes) if self.parameters else None
-        return torch.mm(lanes, form.weights[2].T), top
+        assert isinstance(form, CPForm)
+        return torch.mm(lanes, form.factors[2][1]), top
 
     def _backward_matrices(self, form: TensorForm) -> Tensor:
         """The gradient of the words, from the rules that were contracted with them."""
