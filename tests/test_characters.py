@@ -17,7 +17,7 @@ from lvpcfg.estimate.gradient import GradientOptions, gradient
 from lvpcfg.estimate.gradient_descent import GradientDescent
 from lvpcfg.evaluation.inspect import likeliest_words
 from lvpcfg.evaluation.unknown import unknown_words
-from lvpcfg.grammar.model import digest_of
+from lvpcfg.grammar.folder import digest_of
 from lvpcfg.nn import GrammarLayer
 from lvpcfg.trees.brackets import write_trees
 from lvpcfg.trees.spelling import KEPT, CharacterNetwork

@@ -18,7 +18,7 @@ from strategies import random_model
 from lvpcfg import Binarisation, InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose.coarse import with_coarse
 from lvpcfg.files import write_bytes
-from lvpcfg.grammar import model as model_file
+from lvpcfg.grammar import folder as folder_file
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.projection import projected
@@ -28,7 +28,7 @@ def tensors(model):
     grammar = model.grammar
     named = {name: getattr(grammar, name) for name in ("states", "binary_rules", "unary_rules", "root", "unary")}
     named |= {f"binary.{name}": tensor for name, tensor in grammar.binary.saved().items()}
-    return named | {name: getattr(grammar.lexical, name) for name in model_file.LEXICAL}
+    return named | {name: getattr(grammar.lexical, name) for name in folder_file.LEXICAL}
 
 
 def assert_same(one, other):
@@ -56,7 +56,7 @@ def same_coarse(one, other):
     one, other = (model.coarse.grammar for model in (one, other))
     pairs = [(getattr(one, name), getattr(other, name)) for name in ("root", "unary", "states")]
     pairs.append((one.binary.values, other.binary.values))
-    pairs += [(getattr(one.lexical, name), getattr(other.lexical, name)) for name in model_file.LEXICAL]
+    pairs += [(getattr(one.lexical, name), getattr(other.lexical, name)) for name in folder_file.LEXICAL]
     return one.closed == other.closed and all(torch.equal(*pair) for pair in pairs)
 
 
@@ -190,7 +190,7 @@ def edit(folder, **changes):
         else:
             description[key] = value
     if "sha256" not in changes:
-        description["sha256"] = model_file.digest_of(description)
+        description["sha256"] = folder_file.digest_of(description)
     (folder / "model.json").write_text(json.dumps(description))
 
 
@@ -209,7 +209,7 @@ def edit_tensors(folder, **changes):
 
 def resign(folder):
     data = (folder / "model.safetensors").read_bytes()
-    edit(folder, tensors_sha256=model_file.hashlib.sha256(data).hexdigest())
+    edit(folder, tensors_sha256=folder_file.hashlib.sha256(data).hexdigest())
 
 
 FORMER = {"tensors": "", "rule_cp": "factored", "whole_cp": "kruskal"}
@@ -421,7 +421,7 @@ def cut_off(monkeypatch):
     def save(model, folder, step):
         with monkeypatch.context() as patch:
             second = step.startswith("second ")
-            patch.setattr(f"lvpcfg.grammar.model.{step.split()[-1]}", die_at_second if second else die)
+            patch.setattr(f"lvpcfg.grammar.folder.{step.split()[-1]}", die_at_second if second else die)
             with pytest.raises(KeyboardInterrupt):
                 model.save(folder)
 

@@ -23,6 +23,8 @@ FORMER_TENSORS = {
 class Reader:
     """A description and tensors, and what to say before what is wrong with them."""
 
+    TYPED_BY = "root"  # a tensor that says of which floating-point type all of them are
+
     def __init__(self, complaint: str, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.complaint, self.description, self.tensors = complaint, description, tensors
 
@@ -52,7 +54,7 @@ class Reader:
         tensor = self.tensor(name)
         if len(tensor) != size:
             self.refuse(f"the tensor {name!r} has {len(tensor)} numbers, expected {show(size)}")
-        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != self.tensor("root").dtype:
+        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != self.tensor(self.TYPED_BY).dtype:
             self.refuse(f"the tensor {name!r} is of type {tensor.dtype}, expected float32 or float64 for all tensors")
         if not all(bool(part.isfinite().all()) for part in tensor.split(PART)):
             self.refuse(f"the tensor {name!r} holds numbers that are not finite")

@@ -172,7 +172,7 @@ class LexicalTable:
 
 @dataclass(frozen=True, eq=False)
 class UnseenSample:
-    """Nodes of a treebank that stand for unknown words: the words that occur once."""
+    """Nodes of a treebank, or tokens of a corpus, that stand for unknown words: the words that occur once."""
 
     node: Tensor  # [samples]
     entry: Tensor  # [samples]: the class of each
@@ -182,14 +182,22 @@ def build_lexicon(treebank: Treebank, signature: str = "english") -> tuple[Lexic
     """The lexicon of a treebank, and its sample of unseen words."""
     leaves = treebank.is_lexical.nonzero().squeeze(1)
     word = treebank.lexical_rules[treebank.rule[leaves], 1]
-    node = leaves[torch.bincount(word)[word] == 1]
-    known = Lexicon(treebank.words, (), signature)
-    numbers, firsts = treebank.lexical_rules[treebank.rule[node], 1].tolist(), (treebank.start[node] == 0).tolist()
-    sample = [(treebank.words[number], first) for number, first in zip(numbers, firsts, strict=True)]
+    lexicon, unseen = lexicon_of(treebank.words, word, treebank.start[leaves] == 0, signature)
+    return lexicon, replace(unseen, node=leaves[unseen.node])
+
+
+def lexicon_of(words: Sequence[str], word: Tensor, first: Tensor, signature: str) -> tuple[Lexicon, UnseenSample]:
+    """The lexicon of some tokens, given the number of the `word` of each and whether it is the `first` of its sentence;
+    and the sample of those that stand for unknown words."""
+    token = (torch.bincount(word, minlength=len(words))[word] == 1).nonzero().squeeze(1)
+    known = Lexicon(tuple(words), (), signature)
+    sample = [
+        (words[number], is_first) for number, is_first in zip(word[token].tolist(), first[token].tolist(), strict=True)
+    ]
     classes = frequent_classes([known.classes_of(word, first) for word, first in sample])
-    lexicon = Lexicon(treebank.words, tuple(sorted(classes)), signature)
+    lexicon = Lexicon(tuple(words), tuple(sorted(classes)), signature)
     entry = [lexicon.unknown(word, first) for word, first in sample]
-    return lexicon, UnseenSample(node, torch.tensor(entry, dtype=torch.int64))
+    return lexicon, UnseenSample(token, torch.tensor(entry, dtype=torch.int64))
 
 
 def frequent_classes(sample: list[Sequence[str]]) -> set[str]:
