@@ -4,6 +4,7 @@ They have what the rest of the engine asks of `Chart` and `Outside`: log Z, its 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
 from lvpcfg.chart.fast.as_textbook import as_textbook
-from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.semirings import Log, safe_log
 from lvpcfg.chart.textbook import Weights, inside, only_allowed
 
@@ -21,7 +21,7 @@ class LogChart:
 
     def __init__(
         self,
-        form: FastForm,
+        form: Any,  # of any layout
         leaf: Float[Tensor, "length batch word_states"],
         lengths: Int[Tensor, "batch"] | None = None,
         allowed: Allowed | None = None,
@@ -38,6 +38,9 @@ class LogChart:
 
     def _weights(self) -> Weights:
         return Weights() if self.allowed is None else only_allowed(Log, self.leaf.transpose(0, 1), self.allowed)
+
+    def near_underflow(self) -> bool:
+        return False
 
     def gradients(
         self, gradient: Float[Tensor, "batch"]

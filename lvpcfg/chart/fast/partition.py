@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from lvpcfg.chart.derivations import Allowed
@@ -69,6 +69,25 @@ class Problem:
         chart = Chart if level == WIDE else LogChart
         return chart(self.form.to(torch.float64), self.leaf.to(torch.float64), self.lengths, self.allowed)
 
+    def outside(
+        self, chart: Chart | LogChart, gradient: Float[Tensor, "batch"], parameters: bool = False
+    ) -> Outside | LogOutside:
+        if isinstance(chart, Chart):
+            return Outside(chart, gradient, parameters)
+        return LogOutside(chart, gradient, parameters)
+
+    def overflowed(self, outside: Outside | LogOutside) -> Bool[Tensor, "batch"]:
+        """Whose outside scores are not finite, or would not be at the scale at which cells were computed."""
+        fine = outside.leaf.isfinite().all(-1).all(0)
+        if isinstance(outside, Outside):
+            chart = outside.chart
+            for beta, raised in (
+                (outside.bottom.cells, chart.raised),
+                (outside.word, chart.raised[: len(outside.word)]),
+            ):
+                fine &= (beta * raised).isfinite().all(-1).view(-1, chart.batch).all(0)
+        return ~fine
+
     def levels(self) -> list[str]:
         """The ways to compute it, in order."""
         levels = [NARROW] if self.leaf.dtype == torch.float64 else [NARROW, WIDE]
@@ -93,29 +112,13 @@ def _solve(problem: Problem, sentences: Tensor, levels: Sequence[str] | None, ce
     level = NARROW if levels is None else levels[0]
     chart = problem.chart(level)
     failed = ~chart.log_z.isfinite()
-    if certify and isinstance(chart, Chart) and chart.near_underflow():
-        failed |= _overflowed(Outside(chart, torch.ones_like(chart.log_z)))
+    if certify and chart.near_underflow():
+        failed |= problem.overflowed(problem.outside(chart, torch.ones_like(chart.log_z)))
     solution = Solution(sentences, level, chart)
     if not bool(failed.any()):
         return [solution]
     levels = problem.levels() if levels is None else levels
     return _again(problem, solution, failed, levels, certify) if len(levels) > 1 else [solution]
-
-
-def _outside(chart: Chart | LogChart, gradient: Tensor, parameters: bool) -> Outside | LogOutside:
-    if isinstance(chart, Chart):
-        return Outside(chart, gradient, parameters)
-    return LogOutside(chart, gradient, parameters)
-
-
-def _overflowed(outside: Outside | LogOutside) -> Tensor:
-    """[batch]: whose outside scores are not finite, or would not be at the scale at which cells were computed."""
-    fine = outside.leaf.isfinite().all(-1).all(0)
-    if isinstance(outside, Outside):
-        chart = outside.chart
-        for beta, raised in ((outside.bottom.cells, chart.raised), (outside.word, chart.raised[: len(outside.word)])):
-            fine &= (beta * raised).isfinite().all(-1).view(-1, chart.batch).all(0)
-    return ~fine
 
 
 def _again(
@@ -142,8 +145,8 @@ def solve_outside(
     done, waiting = [], solve(problem, certify=False) if solutions is None else list(solutions)
     while waiting:
         solution = waiting.pop()
-        outside = _outside(solution.chart, gradient.index_select(0, solution.sentences), parameters)
-        failed = _overflowed(outside)
+        outside = problem.outside(solution.chart, gradient.index_select(0, solution.sentences), parameters)
+        failed = problem.overflowed(outside)
         levels = problem.levels() if bool(failed.any()) else []
         ways = levels[levels.index(solution.level) :] if levels else []
         if len(ways) < 2:
@@ -164,19 +167,23 @@ def log_partition(
     The derivative by an entry that is zero is 0 where it is infinite, where log-sum-exp was needed, and where the
     cells it would need have no derivation at all; expected counts, entry times derivative, are right everywhere.
     """
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (leaf, *form.tensors))
-    if allowed is None and not differentiable:
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (leaf, *form.tensors))
+    if allowed is None and not wanted:
         form = form.for_log_z
-    log_z, sign = _LogPartition.apply(form, lengths, allowed, leaf, *form.tensors)
+    return differentiable(Problem(form, leaf, lengths, allowed))
+
+
+def differentiable(problem: Problem) -> tuple[Float64[Tensor, "batch"], Float64[Tensor, "batch"]]:
+    """The same for any layout of a problem."""
+    log_z, sign = _LogPartition.apply(problem, problem.leaf, *problem.form.tensors)
     return log_z, sign
 
 
 class _LogPartition(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, form: FastForm, lengths: Tensor | None, allowed: Allowed | None, leaf: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.problem = Problem(form.with_tensors([t.detach() for t in tensors]), leaf.detach(), lengths, allowed)
+    def forward(ctx: Any, problem: Problem, leaf: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        form = problem.form.with_tensors([tensor.detach() for tensor in tensors])
+        ctx.problem = replace(problem, form=form, leaf=leaf.detach())
         ctx.solutions = solve(ctx.problem)
         ctx.save_for_backward(leaf, *tensors)
         log_z, sign = (
@@ -190,13 +197,13 @@ class _LogPartition(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         leaf, *tensors = ctx.saved_tensors
-        parameters = any(ctx.needs_input_grad[4:])
+        parameters = any(ctx.needs_input_grad[2:])
         with torch.no_grad():
             solutions = solve_outside(ctx.problem, gradient, parameters, ctx.solutions)
             found = total_gradients(ctx.problem, solutions)
         if torch.is_grad_enabled():  # a second derivative may be asked for
             found = [gradient if gradient is None else _NotTwice.apply(gradient, leaf, *tensors) for gradient in found]
-        return (None, None, None, *found)
+        return (None, *found)
 
 
 def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Tensor | None]:
@@ -206,7 +213,10 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
     for solution in solutions:
         assert solution.outside is not None
         words, *found = (solution.outside.leaf, *solution.outside.tensors)
-        leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
+        if len(solutions) == 1:
+            leaf = words.to(leaf.dtype)
+        else:
+            leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
         for number, (gradient, tensor) in enumerate(zip(found, tensors, strict=True)):
             if gradient is not None:
                 known = totals[number]

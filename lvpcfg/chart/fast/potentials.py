@@ -25,13 +25,13 @@ LOG2 = math.log(2)
 def of_words(words: Float[Tensor, "length batch states"]) -> Float[Tensor, "length+1 batch"]:
     """By the largest probability of each word."""
     least = math.log2(torch.finfo(words.dtype).tiny)  # a larger factor would be infinite
-    exponent = _log2_of_largest(words, -1).floor_().clamp_min_(least)
+    exponent = log2_of_largest(words, -1).floor_().clamp_min_(least)
     return torch.nn.functional.pad(exponent, (0, 0, 1, 0)).cumsum(0)
 
 
 def of_spans(spans: Float[Tensor, "starts batch states"], width: int, length: int) -> Float[Tensor, "{length}+1 batch"]:
     """By the spans of one width: zero where all those of a sentence are."""
-    slope = _log2_of_largest(spans, (0, 2)) / width
+    slope = log2_of_largest(spans, (0, 2)) / width
     return torch.arange(length + 1, device=slope.device).unsqueeze(1).mul(slope).floor_()
 
 
@@ -41,7 +41,7 @@ def scales(potential: Float[Tensor, "boundaries batch"], width: int) -> Float[Te
     return torch.exp2(potential.narrow(0, 0, starts) - potential.narrow(0, width, starts)).view(-1, 1)
 
 
-def _log2_of_largest(x: Tensor, dimensions: int | tuple[int, int]) -> Tensor:
+def log2_of_largest(x: Tensor, dimensions: int | tuple[int, int]) -> Tensor:
     """0 where there is none, or no other than 0."""
     if not x.shape[-1]:  # a grammar without interminals
         x = x.new_ones(*x.shape[:-1], 1)
