@@ -8,6 +8,7 @@ PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE, VITERBI = DECODERS = (
     "free-recall",
     "viterbi",
 )
+TAG_DECODERS = (RECALL, PRODUCT)
 DTYPE_NAMES = ("float32", "float64")
 TEXT, JSONL, CONLLU = INPUT_FORMATS = ("text", "jsonl", "conllu")
 BRACKETS, _, CONLL = OUTPUT_FORMATS = ("brackets", JSONL, "conll")

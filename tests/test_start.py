@@ -11,7 +11,7 @@ import lvpcfg
 from lvpcfg import InputError, build_treebank, corpus, write_trees
 from lvpcfg.estimate import projections
 from lvpcfg.estimate.cluster import ClusterOptions
-from lvpcfg.estimate.em import EMOptions
+from lvpcfg.estimate.em import FRESH, TAKEN_UP, EMOptions
 from lvpcfg.estimate.kruskal_em import KruskalEMOptions
 from lvpcfg.grammar.rule_cp import RuleCP
 
@@ -101,13 +101,12 @@ def test_it_is_smoothed_as_clusters_are(tmp_path):
 
 
 def test_what_goes_on_is_short_and_smoothed():
-    assert EMOptions().iterations == 50
-    assert EMOptions(init="a").iterations == 10
-    assert EMOptions(init="a", iterations=3).iterations == 3
-    assert EMOptions().weights is None
-    assert EMOptions(init="a").weights == (0.01, 0.1)
-    assert EMOptions(init="a", **PLAIN).weights is None
-    assert EMOptions(smooth_rules=0.3).weights == (0.3, 0.0)
+    fresh, taken_up = EMOptions().filled(FRESH), EMOptions(init="a").filled(TAKEN_UP)
+    assert (fresh.iterations, fresh.weights) == (50, None)
+    assert (taken_up.iterations, taken_up.weights) == (10, (0.01, 0.1))
+    assert EMOptions(init="a", iterations=3).filled(TAKEN_UP).iterations == 3
+    assert EMOptions(init="a", **PLAIN).filled(TAKEN_UP).weights is None
+    assert EMOptions(smooth_rules=0.3).filled(FRESH).weights == (0.3, 0.0)
 
 
 def test_models_that_it_cannot_take_up(tmp_path):

@@ -1,8 +1,8 @@
-"""Relative frequencies: the treebank PCFG, one state for each symbol."""
+"""Relative frequencies: the treebank PCFG, one state for each symbol; of tagged sentences, the hidden Markov model."""
 
 from dataclasses import dataclass
 
-from lvpcfg.estimate.estimator import Estimator, Options, Task
+from lvpcfg.estimate.estimator import Estimator, Options, TaggingTask, Task
 from lvpcfg.registry import ESTIMATORS
 
 
@@ -14,11 +14,13 @@ class CountOptions(Options):
     def heeds_seed(self) -> bool:
         return False
 
+    def check_tags(self) -> None:
+        pass
+
 
 @ESTIMATORS.register("count", CountOptions)
-def count(options: CountOptions, task: Task) -> Estimator:
+def count(options: CountOptions, task: Task | TaggingTask) -> Estimator:
     """EM of no phase."""
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
-    from lvpcfg.estimate.states import Refinement
 
-    return ExpectationMaximisation(options, task, phases=[], refinement=Refinement.of(task.observed, rare=0))
+    return ExpectationMaximisation(options, task, phases=[], refinement=task.refinement(rare=0))

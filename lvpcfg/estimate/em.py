@@ -2,15 +2,27 @@
 
 With `init`, EM goes on from the states of a model that was trained on these trees; from a spectral model, with its
 clusters. It is smoothed then, and short: what has a good start soon fits its trees too well. With `objective=sentence`,
-EM for a PCFG of its own symbols on sentences alone.
+EM for a PCFG of its own symbols on sentences alone. From tagged sentences EM makes a chain of m states for every tag.
 """
 
 from dataclasses import dataclass, replace
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import Estimator, Task, check_folder, check_number
+from lvpcfg.estimate.estimator import Estimator, TaggingTask, Task, check_folder, check_number
 from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is best where the options do not say."""
+
+    iterations: int
+    smooth_rules: float
+    smooth_words: float
+
+
+FRESH, TAKEN_UP, OF_TAGS = Usual(50, 0.0, 0.0), Usual(10, 0.01, 0.1), Usual(20, 0.1, 0.1)
 
 
 @dataclass
@@ -19,10 +31,10 @@ class EMOptions(SentenceOptions):
     objective: str = "joint"  # log p(tree, words), or "sentence", log p(words)
     init: str | None = None  # a model folder to start from; it has states, and `states` and `noise` are not heeded
     states: int = 16  # of every symbol
-    iterations: int | None = None  # 10 with `init`, 50 without
+    iterations: int | None = None  # this and what is None below: see FRESH, TAKEN_UP (with `init`) and OF_TAGS
     noise: float = 0.1  # counts are multiplied by exp of a number up to this
-    smooth_rules: float | None = None  # weight of the mean over related states; 0.01 with `init`, 0 without
-    smooth_words: float | None = None  # 0.1 with `init`, 0 without
+    smooth_rules: float | None = None  # weight of the mean over related states
+    smooth_words: float | None = None
     rare: int = 20  # words that occur no more often than this share one profile over the states of a tag
 
     def __post_init__(self) -> None:
@@ -34,16 +46,12 @@ class EMOptions(SentenceOptions):
                 f"estimator.init is for estimator.objective=joint: estimator.objective={SENTENCE} begins with a random "
                 "grammar."
             )
-        if self.iterations is None:
-            self.iterations = 50 if self.init is None else 10
-        if self.smooth_rules is None:
-            self.smooth_rules = 0.0 if self.init is None else 0.01
-        if self.smooth_words is None:
-            self.smooth_words = 0.0 if self.init is None else 0.1
         check_number(self, "states", least=1)
-        check_number(self, "iterations", least=1)
+        if self.iterations is not None:
+            check_number(self, "iterations", least=1, whole=True)
         for name in ("smooth_rules", "smooth_words"):
-            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+            if getattr(self, name) is not None:
+                check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
         if self.objective == SENTENCE and self.weights is not None:
             raise InputError(
                 "estimator.smooth_rules and estimator.smooth_words are for estimator.objective=joint: expected 0."
@@ -61,17 +69,27 @@ class EMOptions(SentenceOptions):
     def heeds_seed(self) -> bool:
         return self.init is None
 
+    def check_tags(self) -> None:
+        if self.objective == SENTENCE or self.init is not None:
+            wrong = "init" if self.init is not None else f"objective={SENTENCE}"
+            raise InputError(f"estimator.{wrong} is for grammars: expected none of it for tagged sentences.")
+
+    def filled(self, usual: Usual) -> "EMOptions":
+        """With what is usual where they do not say."""
+        return replace(self, **{name: value for name, value in vars(usual).items() if getattr(self, name) is None})
+
 
 @ESTIMATORS.register("em", EMOptions)
-def em(options: EMOptions, task: Task) -> Estimator:
+def em(options: EMOptions, task: Task | TaggingTask) -> Estimator:
     """One phase; without a model to start from, every symbol gets its states before it."""
+    options = options.filled(OF_TAGS if isinstance(task, TaggingTask) else FRESH if options.init is None else TAKEN_UP)
     if options.objective == SENTENCE:
+        assert isinstance(task, Task)
         from lvpcfg.estimate.sentence_em import SentenceEM
 
         return SentenceEM(options, task)
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation, Phase
     from lvpcfg.estimate.start import START, made_of, of_any_model
-    from lvpcfg.estimate.states import Refinement
 
     phase = Phase(
         "em",
@@ -82,9 +100,10 @@ def em(options: EMOptions, task: Task) -> Estimator:
         evaluate="sometimes",
     )
     if options.init is not None:
+        assert isinstance(task, Task)
         begin = of_any_model(options.init, task, options.rare)
         return ExpectationMaximisation(options, task, [phase], begin, START, made_of(options.init))
     phase = replace(
         phase, begin=lambda states, generator: states.split(options.states, options.noise, generator, remember=False)
     )
-    return ExpectationMaximisation(options, task, [phase], Refinement.of(task.observed, options.rare))
+    return ExpectationMaximisation(options, task, [phase], task.refinement(options.rare))

@@ -1,4 +1,4 @@
-"""What an estimator is: a treebank and options in, a model out, step by step.
+"""What an estimator is: a treebank, or tagged sentences, and options in, a model out, step by step.
 
 An estimator is two files: a module of this folder, or of a user's own, that registers it together with the class of its
 options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol below and for nothing else.
@@ -20,13 +20,18 @@ if TYPE_CHECKING:  # options are checked without torch and nltk
 
     from lvpcfg.estimate.checkpoint import Checkpoint
     from lvpcfg.estimate.latent import Observed
+    from lvpcfg.estimate.states import Refinement
+    from lvpcfg.estimate.tagged_states import TaggedStates, TagLayout
     from lvpcfg.grammar.grammar import Grammar
     from lvpcfg.grammar.model import Model
+    from lvpcfg.sequence.tagging import TagChain, TaggingModel
+    from lvpcfg.trees.tagged import TaggedCorpus
     from lvpcfg.trees.treebank import Treebank
 
 
 # Steps are listed beforehand, so that there must not be too many.
 MOST = 1_000_000  # of whole numbers that have no other bound
+LEARN_TAGS = "count, em or gradient"
 MOST_CYCLES, MOST_ITERATIONS = 20, 10_000  # of split-merge training, and in one phase of a cycle, or of epochs
 
 
@@ -53,6 +58,10 @@ class Options:
     def heeds_seed(self) -> bool:
         """Whether trainings with other seeds differ."""
         return True
+
+    def check_tags(self) -> None:
+        """Refuses to learn from tagged sentences, or options that make no sense for them."""
+        raise InputError(f"estimator={self.name} learns from trees: expected {LEARN_TAGS} for tagged sentences.")
 
     def prepared(self, trees: "Iterable[Any]") -> "list[Tree]":
         """What is learned from, and looked at, of a treebank."""
@@ -93,9 +102,38 @@ def check_folder(options: Options, name: str) -> None:
         raise InputError(f"estimator.{name} is {show(value)}: expected a model folder.")
 
 
+class AnyTask(Protocol):
+    """What is learned from, and how."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of what is learned from, for whom takes up a training."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """The same for the same trees or sentences in the same order, read alike."""
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Trees or sentences, and words."""
+
+    def made_of(self, options: Options) -> dict[str, Any]:
+        """What two trainings must share so that one can take up the other."""
+        made = {f"estimator.{name}": value for name, value in asdict(options).items()}
+        return made | {"seed": self.seed} | self.sizes | self.fingerprint
+
+    def provenance(self, options: Options, done: int) -> dict[str, Any]:
+        """How a model was made that is there after so many steps."""
+        made = {"estimator": options.name, "options": asdict(options), "seed": self.seed}
+        return made | self.counted | {"iterations": done}
+
+
 @dataclass(frozen=True, eq=False)
-class Task:
-    """What an estimator is given, beside its options."""
+class Task(AnyTask):
+    """What an estimator of grammars is given, beside its options."""
 
     treebank: "Treebank"
     signature: str = "english"  # the classes of unknown words
@@ -104,18 +142,29 @@ class Task:
     dev: "Sequence[Tree] | None" = None  # normalised trees that are not trained on, if there are any
     f1: "Callable[[Model], float] | None" = None  # how well a model parses them
 
-    def made_of(self, options: Options) -> dict[str, Any]:
-        """What two trainings must share so that one can take up the other."""
-        treebank = self.treebank
-        return {f"estimator.{name}": value for name, value in asdict(options).items()} | {
-            "seed": self.seed,
-            "trees": len(treebank),
-            "nodes": len(treebank.symbol),
-            "rules": len(treebank.binary_rules) + len(treebank.unary_rules),
-            "vocabulary": len(treebank.words),
-            "signature": self.signature,
-            "treebank": self._fingerprint,
-        }
+    @property
+    def sizes(self) -> dict[str, int]:
+        bank = self.treebank
+        rules = len(bank.binary_rules) + len(bank.unary_rules)
+        return {"trees": len(bank), "nodes": self.nodes, "rules": rules, "vocabulary": len(bank.words)}
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return {"trees": len(self.treebank), "words": self.words}
+
+    @property
+    def nodes(self) -> int:
+        return len(self.treebank.symbol)
+
+    @property
+    def words(self) -> int:
+        return int(self.treebank.lengths.sum())
+
+    def refinement(self, rare: int) -> "Refinement":
+        """One state for each symbol, with the counts of the treebank."""
+        from lvpcfg.estimate.states import Refinement
+
+        return Refinement.of(self.observed, rare)
 
     def model(self, options: Options, done: int, grammar: "Grammar", **provenance: Any) -> "Model":
         """The model of a grammar over the treebank's symbols, rules and words, after so many steps.
@@ -129,17 +178,6 @@ class Task:
         coarse = self.observed.coarse if is_large(grammar) else None
         return Model(grammar, self.observed.lexicon, self.treebank.binarisation, made, coarse)
 
-    def provenance(self, options: Options, done: int) -> dict[str, Any]:
-        """How a model was made that is there after so many steps."""
-        return {
-            "estimator": options.name,
-            "options": asdict(options),
-            "seed": self.seed,
-            "trees": len(self.treebank),
-            "words": int(self.treebank.lengths.sum()),
-            "iterations": done,
-        }
-
     @cached_property
     def observed(self) -> "Observed":
         """The lexicon, and the counts of the treebank as it stands, one state for each symbol."""
@@ -150,13 +188,74 @@ class Task:
         return Observed.of(self.treebank, self.signature, torch.device(self.device))
 
     @cached_property
-    def _fingerprint(self) -> str:
-        """The same for the same trees in the same order, binarised alike."""
+    def fingerprint(self) -> dict[str, str]:
         bank = self.treebank
         digest = hashlib.sha256(json.dumps([bank.symbols.names, bank.words]).encode())
         for column in (bank.symbol, bank.rule, bank.binary_rules, bank.unary_rules, bank.lexical_rules):
             digest.update(column.numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return {"signature": self.signature, "treebank": digest.hexdigest()[:16]}
+
+
+@dataclass(frozen=True, eq=False)
+class TaggingTask(AnyTask):
+    """What an estimator of taggers is given, beside its options."""
+
+    corpus: "TaggedCorpus"
+    signature: str = "suffix"  # the classes of unknown words
+    seed: int = 0
+    device: str = "cpu"
+    column: str = "upos"  # of CoNLL-U, that the tags are from
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        corpus = self.corpus
+        return {
+            "sentences": len(corpus),
+            "words": self.words,
+            "tags": len(corpus.tags),
+            "vocabulary": len(corpus.words),
+        }
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return {"sentences": len(self.corpus), "words": self.words}
+
+    @property
+    def nodes(self) -> int:
+        return len(self.corpus.tag)
+
+    @property
+    def words(self) -> int:
+        return len(self.corpus.tag)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        corpus = self.corpus
+        digest = hashlib.sha256(json.dumps([corpus.tags, corpus.words]).encode())
+        for column in (corpus.tag, corpus.word, corpus.lengths):
+            digest.update(column.numpy().tobytes())
+        return {"signature": self.signature, "data.tags": self.column, "tagged sentences": digest.hexdigest()[:16]}
+
+    @cached_property
+    def layout(self) -> "TagLayout":
+        """The lexicon, and where the tokens are counted."""
+        import torch
+
+        from lvpcfg.estimate.tagged_states import TagLayout
+
+        return TagLayout(self.corpus, self.signature, torch.device(self.device))
+
+    def refinement(self, rare: int) -> "TaggedStates":
+        """One state for each tag, with the counts of the corpus."""
+        from lvpcfg.estimate.tagged_states import TaggedStates
+
+        return TaggedStates.of(self.layout, rare)
+
+    def model(self, options: Options, done: int, grammar: "TagChain", **provenance: Any) -> "TaggingModel":
+        """That of a chain, after so many steps; `provenance` is what else it says of how it was made."""
+        from lvpcfg.sequence.tagging import TaggingModel
+
+        return TaggingModel(grammar, self.layout.lexicon, self.column, self.provenance(options, done) | provenance)
 
 
 @dataclass(frozen=True)
@@ -206,7 +305,7 @@ class Estimator(Protocol):
     def figures(self) -> dict[str, float]:
         """Numbers that describe the estimator as it is now: for TensorBoard, `result.json` and the terminal."""
 
-    def model(self) -> "Model":
+    def model(self) -> "Model | TaggingModel":
         """The model as it is now."""
 
     def checkpoint(self, notes: dict[str, Any]) -> "Checkpoint":

@@ -1,5 +1,5 @@
-"""EM over the states of observed trees, in phases; `count`, `em`, `split_merge` and `kruskal_em` differ in their phases
-and in where they begin.
+"""EM over the states of observed trees, or of tagged sentences, in phases; `count`, `em`, `split_merge` and
+`kruskal_em` differ in their phases and in where they begin.
 
 Without smoothing the log-likelihood never falls within a phase; it is watched.
 """
@@ -7,20 +7,41 @@ Without smoothing the log-likelihood never falls within a phase; it is watched.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.checkpoint import Checkpoint
-from lvpcfg.estimate.estimator import Options, Step, Task
-from lvpcfg.estimate.latent import Smoothing
-from lvpcfg.estimate.states import Refinement
+from lvpcfg.estimate.estimator import Options, Step, TaggingTask, Task
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.sequence.tagging import TagChain, TaggingModel
 
 COUNTED = Step("counting", "treebank PCFG", "always")
 ROUNDING = 1e-6  # of the log-likelihood, and for each node: scores on trees are float32
+
+
+class States(Protocol):
+    """Latent states with their expected counts: a `Refinement` of a treebank, or `TaggedStates`."""
+
+    def expect(self, smoothing: Any) -> tuple[float, Any]:
+        """One iteration: the log-likelihood, and the same states with their expected counts."""
+
+    def smoothing(self, rules: float, words: float) -> Any:
+        """What smoothes with these weights."""
+
+    def figures(self) -> dict[str, float]:
+        """How many there are."""
+
+    def grammar(self, smoothing: Any) -> Any:
+        """What the counts make."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All there is to them, for checkpoints."""
+
+    def with_tensors(self, found: dict[str, torch.Tensor]) -> Any:
+        """Backwards through `tensors`."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +51,7 @@ class Phase:
     name: str
     cycle: int  # phases of the same cycle begin with the same noise
     iterations: int
-    begin: Callable[[Refinement, torch.Generator], Refinement] | None = None  # what happens to the states before it
+    begin: Callable[[Any, torch.Generator], States] | None = None  # what happens to the states before it
     smooth: tuple[float, float] | None = None  # weights of the mean over related states: of rules, of words
     title: str = "cycle {cycle}"  # of the models of its iterations
     evaluate: Literal["sometimes", "never"] = "never"  # but for the last iteration of a cycle
@@ -59,16 +80,16 @@ def iterations(phases: Sequence[Phase]) -> list[Iteration]:
 
 
 class ExpectationMaximisation:
-    """EM at work on a treebank. Between two iterations, its expected counts are all there is to it."""
+    """EM at work. Between two iterations, its expected counts are all there is to it."""
 
     shown = ("states", "log_likelihood_per_word")
 
     def __init__(
         self,
         options: Options,
-        task: Task,
+        task: Task | TaggingTask,
         phases: Sequence[Phase],
-        refinement: Refinement,
+        refinement: States,
         start: Step | None = COUNTED,
         made_of: dict[str, Any] | None = None,
     ) -> None:
@@ -99,7 +120,7 @@ class ExpectationMaximisation:
         log_likelihood, self.refinement = self.refinement.expect(self._smoothing(phase))
         if not log_likelihood > -torch.inf:
             raise InputError(f"a tree of the treebank became impossible at {step}: its probability underflowed.")
-        fell, nodes = self.log_likelihood - log_likelihood, len(self.task.treebank.symbol)
+        fell, nodes = self.log_likelihood - log_likelihood, self.task.nodes
         if phase.smooth is None and step.number > 1 and fell > ROUNDING * (abs(log_likelihood) + nodes):
             raise InputError(
                 f"the log-likelihood fell at {step}, from {self.log_likelihood:.3f} to {log_likelihood:.3f}: "
@@ -107,29 +128,27 @@ class ExpectationMaximisation:
             )
         self.log_likelihood = log_likelihood
 
-    def _smoothing(self, phase: Phase) -> Smoothing | None:
+    def _smoothing(self, phase: Phase) -> Any:
         return None if phase.smooth is None else self.refinement.smoothing(*phase.smooth)
 
     @property
-    def _smoothing_now(self) -> Smoothing | None:
+    def _smoothing_now(self) -> Any:
         """That of the last iteration; at the start, that of the first phase."""
         phases = [step.phase for step in self.steps[: self.done][-1:]] or self.phases[:1]
         return self._smoothing(phases[0]) if phases else None
 
     def figures(self) -> dict[str, float]:
         log_likelihood = self.log_likelihood if self.done else self.refinement.expect(self._smoothing_now)[0]
-        return {
-            "states": int(self.refinement.latent.states.sum()),
-            "rules": self.refinement.rules(),
-            "log_likelihood_per_word": log_likelihood / int(self.task.treebank.lengths.sum()),
-        }
+        return self.refinement.figures() | {"log_likelihood_per_word": log_likelihood / self.task.words}
 
-    def grammar(self) -> Grammar:
-        return self.refinement.latent.grammar(self.refinement.counts, self._smoothing_now, self.refinement.hierarchy)
+    def grammar(self) -> Grammar | TagChain:
+        grammar: Grammar | TagChain = self.refinement.grammar(self._smoothing_now)
+        return grammar
 
-    def model(self) -> Model:
+    def model(self) -> Model | TaggingModel:
         found = {"log_likelihood": self.log_likelihood} if self.done else {}
-        return self.task.model(self.options, self.done, self.grammar(), **found)
+        grammar: Any = self.grammar()
+        return self.task.model(self.options, self.done, grammar, **found)
 
     def checkpoint(self, notes: dict[str, Any]) -> Checkpoint:
         return Checkpoint(

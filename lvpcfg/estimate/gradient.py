@@ -1,9 +1,10 @@
-"""Gradient descent: the parameters of a grammar, in any representation, trained for the trees it should prefer."""
+"""Gradient descent: the parameters of a grammar, in any representation, trained for the trees it should prefer, or of
+a chain, for tags."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, Task, check_number
+from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, TaggingTask, Task, check_number
 from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
 
@@ -15,7 +16,7 @@ WORDS, CHARACTERS = LEXICONS = ("words", "characters")
 
 @dataclass(frozen=True)
 class Descent:
-    """How to descend. What is best for trees is not what is best for sentences, so that these have two defaults."""
+    """How to descend. What is best for trees, for sentences and for tags is not the same."""
 
     learning_rate: float  # falls to 0 over the updates of all epochs
     momentum: float
@@ -29,6 +30,7 @@ class Descent:
 
 FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000, 0.0)
 FOR_SENTENCES = Descent(1e-3, 0.75, 0.0, 0.0, 3.0, 16, 100, 0.4)
+FOR_TAGS = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 5, 3000, 0.0)
 
 
 @dataclass
@@ -44,7 +46,7 @@ class GradientOptions(SentenceOptions):
     rank: int = 0  # of the rules of an induced grammar; 0: one tensor
     dimension: int = 256  # of embeddings
     optimiser: str = ADAM
-    learning_rate: float | None = None  # this and what is None below: see FOR_TREES and FOR_SENTENCES
+    learning_rate: float | None = None  # this and what is None below: see FOR_TREES, FOR_SENTENCES and FOR_TAGS
     momentum: float | None = None  # the first beta of Adam
     warm_up: int = 0  # updates over which the learning rate rises
     weight_decay: float | None = None  # towards the parameters of the start
@@ -67,24 +69,27 @@ class GradientOptions(SentenceOptions):
                 f"estimator.lexicon is {CHARACTERS!r}, which scores words but is no distribution over them: expected "
                 f"estimator.objective={CONDITIONAL}."
             )
-        defaults = FOR_SENTENCES if self.objective == SENTENCE else FOR_TREES
-        for name, value in vars(defaults).items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-        for name in ("states", "dimension", "batch_tokens"):
+        for name in ("states", "dimension"):
             check_number(self, name, least=1)
-        check_number(self, "epochs", least=1, most=MOST_ITERATIONS)
         for name in ("noise", "warm_up", "rank"):
             check_number(self, name)
-        for name in ("weight_decay", "clip"):
-            check_number(self, name, whole=False)
-        for name in ("prune", "unknown", "average", "momentum", "short_first"):
+        for name in ("prune", "unknown"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        given = {field.name for field in fields(Descent) if getattr(self, field.name) is not None}
+        for name in given & {"batch_tokens"}:
+            check_number(self, name, least=1, whole=True)
+        for name in given & {"epochs"}:
+            check_number(self, name, least=1, most=MOST_ITERATIONS, whole=True)
+        for name in sorted(given & {"weight_decay", "clip"}):
+            check_number(self, name, whole=False)
+        for name in sorted(given & {"average", "momentum", "short_first"}):
+            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        for name in given & {"learning_rate"}:
+            check_number(self, name, least=1e-300, whole=False)
         if self.short_first and self.objective != SENTENCE:
             raise InputError(
                 f"estimator.short_first is {self.short_first}: trees are learned from in random order, expected 0."
             )
-        check_number(self, "learning_rate", least=1e-300, whole=False)
 
     def _check_parametrisation(self) -> None:
         if self.parametrisation is None:
@@ -104,17 +109,35 @@ class GradientOptions(SentenceOptions):
                 f"parameters that are normalised, {either}; without that it has no maximum."
             )
 
+    def check_tags(self) -> None:
+        if self.objective == SENTENCE or self.parametrisation == VALUES:
+            wrong = f"objective={SENTENCE}" if self.objective == SENTENCE else f"parametrisation={VALUES}"
+            raise InputError(f"estimator.{wrong} is for grammars: expected another for tagged sentences.")
+
+    def filled(self, usual: Descent) -> "GradientOptions":
+        """With what is usual where they do not say."""
+        return replace(self, **{name: value for name, value in vars(usual).items() if getattr(self, name) is None})
+
     @property
     def descent(self) -> Descent:
         return Descent(**{field.name: getattr(self, field.name) for field in fields(Descent)})
 
 
 @ESTIMATORS.register("gradient", GradientOptions)
-def gradient(options: GradientOptions, task: Task) -> Estimator:
-    from lvpcfg.estimate.gradient_descent import GradientDescent
+def gradient(options: GradientOptions, task: Task | TaggingTask) -> Estimator:
+    from lvpcfg.estimate.gradient_descent import GradientDescent, Objective
     from lvpcfg.estimate.sentence_likelihood import SentenceLikelihood
+    from lvpcfg.estimate.tag_likelihood import TagLikelihood
     from lvpcfg.estimate.tree_likelihood import TreeLikelihood
 
-    of_sentences = options.objective == SENTENCE
-    objective = SentenceLikelihood(options, task) if of_sentences else TreeLikelihood(options, task)
+    objective: Objective
+    if isinstance(task, TaggingTask):
+        options = options.filled(FOR_TAGS)
+        objective = TagLikelihood(options, task)
+    elif options.objective == SENTENCE:
+        options = options.filled(FOR_SENTENCES)
+        objective = SentenceLikelihood(options, task)
+    else:
+        options = options.filled(FOR_TREES)
+        objective = TreeLikelihood(options, task)
     return GradientDescent(options, task, objective)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from lvpcfg import processes
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.checkpoint import Checkpoint
-from lvpcfg.estimate.estimator import Step, Task
+from lvpcfg.estimate.estimator import AnyTask, Step
 from lvpcfg.estimate.gradient import ADAMW, LBFGS, GradientOptions
 from lvpcfg.grammar.model import Model
+from lvpcfg.sequence.tagging import TaggingModel
 
 FIRST = 0.05  # share of the batches that a training with `short_first` begins with
 HISTORY = 10  # updates that L-BFGS remembers,
@@ -36,6 +37,19 @@ class Batch(Protocol):
     @property
     def words(self) -> int:
         """How many they have in all."""
+
+
+def random_batches(lengths: Sequence[int], most: int, seed: int) -> list[list[int]]:
+    """The sentences of each batch, in random order, but the same in every epoch; `most` is of their words."""
+    batches: list[list[int]] = [[]]
+    words = 0
+    for sentence in torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist():
+        if batches[-1] and words + lengths[sentence] > most:
+            batches.append([])
+            words = 0
+        batches[-1].append(sentence)
+        words += lengths[sentence]
+    return batches
 
 
 class Objective(Protocol):
@@ -78,14 +92,14 @@ class Objective(Protocol):
     def figures(self) -> dict[str, float]:
         """Figures that do not."""
 
-    def model(self, done: int) -> Model:
+    def model(self, done: int) -> Model | TaggingModel:
         """The model of the parameters as they are, after so many steps."""
 
 
 class GradientDescent:
     """Gradient descent at work. Between two updates, the parameters and what the optimiser keeps are all there is."""
 
-    def __init__(self, options: GradientOptions, task: Task, objective: Objective) -> None:
+    def __init__(self, options: GradientOptions, task: AnyTask, objective: Objective) -> None:
         self.options, self.settings, self.seed = options, options.descent, task.seed
         self.objective, self.module = objective, objective.module
         self.start_values = [parameter.detach().clone() for parameter in self.module.parameters()]
@@ -277,7 +291,7 @@ class GradientDescent:
         total = processes.sum_over_processes(torch.tensor(sum(found), dtype=torch.float64))
         return float(total), sum(batch.words for batch in batches)
 
-    def model(self) -> Model:
+    def model(self) -> Model | TaggingModel:
         with self._averaged():
             return self.objective.model(self.done)
 

@@ -191,13 +191,13 @@ class Latent:
         """The M-step. Lexical parameters are those of words alone, relative frequencies where nothing is smoothed."""
         binary = counts.binary.conditional()
         total = binary.row_sums().index_add(0, self.unary_parent, counts.unary)
-        factor = _inverse(total)
+        factor = inverse(total)
         binary, unary = binary.scaled(factor[: binary.interminal_states]), counts.unary * factor[self.unary_parent]
         root = counts.root / counts.root.sum()
         if smoothing is None:
             words = self.tied(counts.lexical) * self.known
             total = words.new_zeros(self.pairs.states).index_add(0, self.pairs.state, words)
-            return Counts(root, binary, unary, words * _inverse(total)[self.pairs.state])
+            return Counts(root, binary, unary, words * inverse(total)[self.pairs.state])
         matrix, same = (self._matrix(smoothing.branch, weight) for weight in (smoothing.rules, 0.0))
         binary = binary.transformed(binary.state_counts, matrix, same)
         unary = transformed(self.states, self.states, self.treebank.unary_rules, unary, (matrix, same))
@@ -212,7 +212,7 @@ class Latent:
         """Counts with those of rare words in the profile of their tag."""
         profile = lexical.new_zeros(self.pairs.states).index_add(0, self.pairs.state, lexical * self.is_rare)
         tags = profile.new_zeros(len(self.states) - self.inner).index_add(0, self.tag_of_state, profile)
-        profile = profile * _inverse(tags)[self.tag_of_state]
+        profile = profile * inverse(tags)[self.tag_of_state]
         pairs = lexical.new_zeros(len(self.pair_tag)).index_add(0, self.pair_of_value, lexical)
         return torch.where(self.is_rare, pairs[self.pair_of_value] * profile[self.pairs.state], lexical)
 
@@ -328,7 +328,7 @@ class Observed:
         return covered(CoarseGrammar(self.latent.grammar(self.counts)))
 
 
-def _inverse(x: Tensor) -> Tensor:
+def inverse(x: Tensor) -> Tensor:
     """1 / x, 0 where x is."""
     return torch.where(x > 0, 1 / x, 0)
 

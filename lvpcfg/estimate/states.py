@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lvpcfg import processes
 from lvpcfg.estimate.latent import Counts, Latent, Observed, Smoothing
+from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.trees.normalise import TOP
 
 CHUNK = 1 << 22  # numbers handled at once
@@ -59,10 +60,15 @@ class Refinement:
         log_likelihood, counts = self.latent.expect(self.counts, smoothing)
         return log_likelihood, replace(self, counts=counts)
 
-    def rules(self) -> int:
-        """How many numbers of binary and unary rules are not zero."""
+    def figures(self) -> dict[str, float]:
+        """States, and how many numbers of binary and unary rules are not zero."""
         numbers = (self.counts.unary, *self.counts.binary.tensors.values())
-        return sum(int(tensor.count_nonzero()) for tensor in numbers)
+        rules = sum(int(tensor.count_nonzero()) for tensor in numbers)
+        return {"states": int(self.latent.states.sum()), "rules": rules}
+
+    def grammar(self, smoothing: Smoothing | None) -> Grammar:
+        """What the counts make."""
+        return self.latent.grammar(self.counts, smoothing, self.hierarchy)
 
     def tensors(self) -> dict[str, Tensor]:
         """All there is to it, for checkpoints."""

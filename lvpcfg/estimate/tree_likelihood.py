@@ -21,6 +21,7 @@ from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Step, Task
 from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, VALUES, GradientOptions
+from lvpcfg.estimate.gradient_descent import random_batches
 from lvpcfg.estimate.start import made_of
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.model import Model
@@ -63,7 +64,7 @@ class TreeLikelihood:
             model = _with_network(model, torch.Generator().manual_seed(task.seed))
         assert options.parametrisation is not None
         self.module = GrammarLayer(model, options.parametrisation).to(task.device, torch.float32)
-        self.members = self._members()
+        self.members = random_batches(task.treebank.lengths.tolist(), options.descent.batch_tokens, task.seed)
         self.left_out = 0  # trees that the grammar does not make
 
     @property
@@ -110,20 +111,6 @@ class TreeLikelihood:
         return grammar.symbols == bank.symbols and all(
             torch.equal(getattr(grammar, name), getattr(bank, name)) for name in ("binary_rules", "unary_rules")
         )
-
-    def _members(self) -> list[list[int]]:
-        """The trees of each batch, in random order, but the same in every epoch."""
-        lengths = self.task.treebank.lengths.tolist()
-        generator = torch.Generator().manual_seed(self.task.seed)
-        batches: list[list[int]] = [[]]
-        words = 0
-        for tree in torch.randperm(len(lengths), generator=generator).tolist():
-            if batches[-1] and words + lengths[tree] > self.options.descent.batch_tokens:
-                batches.append([])
-                words = 0
-            batches[-1].append(tree)
-            words += lengths[tree]
-        return batches
 
     @cached_property
     def batches(self) -> list[TreeBatch | None]:

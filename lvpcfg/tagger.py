@@ -1,0 +1,143 @@
+"""lvpcfg.Tagger: a model and sentences in, tags out."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain as joined
+
+import torch
+from nltk.tag.api import TaggerI
+from torch import Tensor
+from tqdm import tqdm
+
+from lvpcfg.device import usable_device
+from lvpcfg.errors import InputError, expect, show
+from lvpcfg.files import PathLike
+from lvpcfg.options import DTYPE_NAMES, RECALL, TAG_DECODERS
+from lvpcfg.parses import Counts
+from lvpcfg.sequence.decode import best_tags
+from lvpcfg.sequence.tagging import TaggingModel
+from lvpcfg.trees.lexicon import LexicalTable
+from lvpcfg.trees.sentences import sentences_of
+
+TOKENS = 1 << 12  # words of a batch
+LARGEST = 1 << 26  # numbers of a table of all words that is written out
+
+
+class Tagger(TaggerI):  # type: ignore[misc]
+    """Tags the words of sentences with a model.
+
+    `decoder` is one of TAG_DECODERS (None: recall), `device` where it is done ("cuda", "cpu"; None: CUDA if there is
+    one), `dtype` "float32" or "float64". Sentences of similar length are tagged together, `batch_tokens` words or so.
+    """
+
+    def __init__(
+        self,
+        model: TaggingModel,
+        decoder: str | None = None,
+        device: str | torch.device | None = None,
+        dtype: str = "float32",
+        batch_tokens: int = TOKENS,
+    ) -> None:
+        if not isinstance(model, TaggingModel):
+            raise InputError(
+                f"a tagger takes a model of tagged sentences: found {show(model)}. Tagger.load takes folders."
+            )
+        self.decoder = RECALL if decoder is None else decoder
+        expect("decoder", self.decoder, TAG_DECODERS)
+        expect("dtype", dtype, DTYPE_NAMES)
+        if not isinstance(batch_tokens, int) or batch_tokens < 1:
+            raise InputError(f"batch_tokens is {show(batch_tokens)}: expected a number of words, such as {TOKENS}.")
+        self.model, self.batch_tokens, self.device = model, batch_tokens, usable_device(device)
+        self.counts = Counts()
+        self._grammar = model.grammar.to(self.device, getattr(torch, dtype))
+        self._table = _written_out(self._grammar.lexical)
+
+    @staticmethod
+    def load(
+        path: PathLike,
+        decoder: str | None = None,
+        device: str | torch.device | None = None,
+        dtype: str = "float32",
+        batch_tokens: int = TOKENS,
+    ) -> "Tagger":
+        """A tagger for the model in a folder."""
+        return Tagger(TaggingModel.load(path), decoder, device, dtype, batch_tokens)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.model.grammar.tags
+
+    def tag(self, tokens: Sequence[str]) -> list[tuple[str, str]]:
+        """The words of a tokenised sentence, each with its tag."""
+        return self.tag_sents([tokens])[0]
+
+    def tag_sents(
+        self,
+        sentences: Iterable[Sequence[str]],
+        progress: bool = False,
+        update: Callable[[int], object] | None = None,
+    ) -> list[list[tuple[str, str]]]:
+        """The same for many sentences, in their order.
+
+        `progress` shows a bar; `update` is called with the number of sentences done, for another bar.
+        """
+        given = sentences_of(sentences)
+        found = self.tags_of(given, progress, update)
+        return [list(zip(words, tags, strict=True)) for words, tags in zip(given, found, strict=True)]
+
+    def tags_of(
+        self, sentences: list[list[str]], progress: bool = False, update: Callable[[int], object] | None = None
+    ) -> list[list[str]]:
+        """The tags alone."""
+        found: list[list[str]] = [[] for _ in sentences]
+        name = self.tags.__getitem__
+        with tqdm(
+            total=len(sentences), desc="tagging", unit=" sentences", disable=None if progress else True, leave=False
+        ) as bar:
+            for batch in self._batches(sentences):
+                some = [sentences[number] for number in batch]
+                for number, words, tags in zip(batch, some, self._tagged(some), strict=True):
+                    found[number] = [*map(name, tags[: len(words)])]
+                bar.update(len(batch))
+                if update is not None:
+                    update(len(batch))
+        return found
+
+    def _batches(self, sentences: Sequence[Sequence[str]]) -> Iterator[list[int]]:
+        """Of similar lengths, longest first."""
+        order = sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
+        batch, words = list[int](), 0
+        for number in order:
+            if batch and words + len(sentences[number]) > self.batch_tokens:
+                yield batch
+                batch, words = [], 0
+            batch.append(number)
+            words += len(sentences[number])
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _tagged(self, sentences: Sequence[Sequence[str]]) -> list[list[int]]:
+        """The numbers of the tags of each; those behind the end of a sentence mean nothing."""
+        lengths = torch.tensor([len(words) for words in sentences])
+        padded = torch.nn.utils.rnn.pad_sequence(self._scores(sentences).split(lengths.tolist()), batch_first=True)
+        best, impossible = best_tags(self._grammar.chain, padded, lengths, len(self.tags), self.decoder)
+        self.counts.sentences += len(sentences)
+        self.counts.fallbacks += int(impossible.sum())
+        found: list[list[int]] = best.tolist()
+        return found
+
+    def _scores(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """What each word is worth to the states; all sentences end to end."""
+        lexicon = self.model.lexicon
+        if self._table is None:
+            return self._grammar.lexical.values_of(lexicon.tokens(sentences).to(self.device))
+        entries = torch.tensor([*joined.from_iterable(map(lexicon.encode, sentences))], device=self.device)
+        return self._table.index_select(0, entries)
+
+
+def _written_out(table: LexicalTable) -> Tensor | None:
+    """[entries, states]; None, where that is too large, or the spelling of words matters."""
+    entries = len(table.weight)
+    if table.network is not None or entries * table.backoff.shape[1] > LARGEST:
+        return None
+    return table.lookup(torch.arange(entries, device=table.weight.device))
