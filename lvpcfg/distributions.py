@@ -8,16 +8,14 @@ top and a bottom state for each span, and what happens between them, any number 
 step of it. `log_prob` takes derivations or skeletal trees.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Int
 from nltk.tree import Tree
 from torch import Tensor
-from torch.distributions import Distribution, register_kl
+from torch.distributions import register_kl
 
 from lvpcfg.chart import textbook
 from lvpcfg.chart.derivations import Allowed, Derivation, Node, Skeletal, only
@@ -32,9 +30,6 @@ from lvpcfg.chart.kbest import KBest
 from lvpcfg.chart.lanes import Rules
 from lvpcfg.chart.marks import MarkedChart
 from lvpcfg.chart.semirings import (
-    CrossEntropy,
-    Entropy,
-    KLDivergence,
     Log,
     Sampled,
     Semiring,
@@ -45,6 +40,7 @@ from lvpcfg.chart.semirings import (
 from lvpcfg.chart.textbook import CFG
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
+from lvpcfg.structures import Structures, checked_lengths, expect_number, exponentials, largest, remembered
 from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP, normalise
@@ -52,25 +48,8 @@ from lvpcfg.trees.sentences import sentences_of
 from lvpcfg.trees.spelling import Tokens
 from lvpcfg.trees.walk import is_preterminal
 
-WIDEST, WIDEST_FLOAT32 = 700, 80  # how far log-potentials may be below the largest, for exp to hold both
-Found = TypeVar("Found")
 
-
-def _remembered(method: "Callable[[TreeDistribution], Found]") -> "Found":
-    """A property that is computed once with gradients and once without them, if they are wanted now and then."""
-
-    def get(self: "TreeDistribution") -> Found:
-        key = method.__name__, self._differentiable
-        if key not in self._known:
-            self._known[key] = method(self)
-        found: Found = self._known[key]
-        return found
-
-    get.__doc__ = method.__doc__
-    return property(get)  # type: ignore[return-value]
-
-
-class TreeDistribution(Distribution):
+class TreeDistribution(Structures):
     """The trees of a batch of sentences under one grammar.
 
     `form` is one of the fast engine; or a textbook grammar, which may have parameters for each sentence. `leaf` is the
@@ -82,7 +61,8 @@ class TreeDistribution(Distribution):
     are enough.
     """
 
-    arg_constraints = {}  # noqa: RUF012 -- a name of torch.distributions
+    _what = "trees"
+    _total = staticmethod(textbook.log_partition)
 
     def __init__(
         self,
@@ -92,20 +72,10 @@ class TreeDistribution(Distribution):
         symbol: Sequence[int] | None = None,
         constant: Float[Tensor, "batch"] | None = None,
     ) -> None:
-        lengths = checked_lengths(lengths, leaf.shape[1], leaf.shape[0], leaf.device)
-        super().__init__(leaf.shape[1:2], validate_args=False)
-        self.form, self.leaf, self.lengths = form, leaf, lengths
+        super().__init__(form, leaf, lengths, constant)
         self.symbol = list(range(form.root.shape[-1])) if symbol is None else list(symbol)
-        self.constant = constant
-        self._known: dict[tuple[str, bool], Any] = {}
 
-    @_remembered
-    def partition(self) -> Tensor:
-        """log Z of each sentence, [batch]; differentiable. (log |Z| where parameters are signed.)"""
-        log_z = self._log_z()
-        return log_z if self.constant is None else log_z + self.constant
-
-    @_remembered
+    @remembered
     def marginals(self) -> Marginals:
         """Posteriors of all spans and states; differentiable."""
         if isinstance(self.form, CFG) or self._differentiable:
@@ -114,20 +84,15 @@ class TreeDistribution(Distribution):
             found = marginals(self._plain(self.form), self.leaf.detach(), self.lengths)
         return found if self.constant is None else replace(found, log_z=found.log_z + self.constant.detach())
 
-    @_remembered
+    @remembered
     def argmax(self) -> list[Derivation]:
         """The best derivation of each sentence; one without nodes where there is none."""
         require_nonnegative(self._everything(), "argmax")
         return [some[0] if some else Derivation(()) for some in self._best(1)]
 
-    @property
-    def mode(self) -> list[Derivation]:  # type: ignore[override]
-        """The same, as torch.distributions calls it."""
-        return self.argmax
-
     def topk(self, k: int) -> list[list[Derivation]]:
         """The k best derivations of each sentence, best first; fewer where there are fewer."""
-        _expect_number("topk", k)
+        expect_number("topk", k)
         require_nonnegative(self._everything(), "topk")
         return self._best(k)
 
@@ -135,9 +100,7 @@ class TreeDistribution(Distribution):
         self, samples: int | Sequence[int] = 1, generator: torch.Generator | None = None
     ) -> list[list[Derivation]]:
         """Derivations drawn at random, independently, as many of each sentence as asked for: 5 or, as a shape, (5,)."""
-        one_dimension = isinstance(samples, Sequence) and len(samples) == 1
-        number = _expect_number("sample", samples[0] if one_dimension else samples)  # type: ignore[index]
-        require_nonnegative(self._everything(), "sample")
+        number = self._samples(samples)
         if isinstance(self.form, CFG):
             return self._drawn_in_logarithms(number, generator)
         form = self._plain(self.form)
@@ -156,24 +119,6 @@ class TreeDistribution(Distribution):
                 for sentence, derivations in zip(solution.sentences.tolist(), found, strict=True):
                     drawn[sentence] = derivations
         return drawn
-
-    @_remembered
-    def entropy(self) -> Tensor:  # type: ignore[override]
-        """Of the distribution over derivations, [batch]; differentiable. 0 for a sentence without any."""
-        require_nonnegative(self._everything(), "entropy")
-        return textbook.log_partition(*self._in_logarithms(), self.lengths, Entropy)
-
-    def kl(self, other: "TreeDistribution") -> Float[Tensor, "batch"]:
-        """sum over derivations of p log (p / q), p being this distribution; differentiable.
-
-        `other` has the same form over the same sentences, and gives weight to whatever this one does. 0 for a
-        sentence without derivations.
-        """
-        return textbook.log_partition(*self._with(other, "kl"), self.lengths, KLDivergence)
-
-    def cross_entropy(self, other: "TreeDistribution") -> Float[Tensor, "batch"]:
-        """- sum over derivations of p log q: kl plus entropy. `other` is as in `kl`."""
-        return textbook.log_partition(*self._with(other, "cross_entropy"), self.lengths, CrossEntropy)
 
     def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Float[Tensor, "batch"]:  # type: ignore[override]
         """log p(tree | sentence) of one tree for each sentence; differentiable. -inf for what is no tree."""
@@ -211,18 +156,8 @@ class TreeDistribution(Distribution):
         lengths, constant = (x if x is None else x.index_select(0, sentences) for x in (self.lengths, self.constant))
         return TreeDistribution(self.form, self.leaf.index_select(1, sentences), lengths, self.symbol, constant)
 
-    def expand(self, *_: object, **__: object) -> "TreeDistribution":
-        raise InputError("a distribution over trees cannot be expanded: give it the sentences of the larger batch.")
-
-    @property
-    def _differentiable(self) -> bool:
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self._everything())
-
     def _plain(self, form: FastForm) -> FastForm:
         return form.with_tensors([tensor.detach() for tensor in form.tensors])
-
-    def _everything(self) -> list[Tensor]:
-        return [self.leaf, *self.form.tensors]
 
     def _log_z(self, allowed: Allowed | None = None) -> Tensor:
         """Of all trees or of those that are allowed, without the constant."""
@@ -255,32 +190,10 @@ class TreeDistribution(Distribution):
         grammar = self.form if isinstance(self.form, CFG) else as_textbook(self.form, by_rule=False)
         return grammar.change(torch.Tensor.double), self.leaf.transpose(0, 1).double()
 
-    def _in_logarithms(self) -> tuple[CFG, Tensor]:
-        grammar, words = self._textbook()
-        return grammar.change(safe_log), safe_log(words)
-
     def _for_sums(self) -> tuple[Semiring, CFG, Tensor]:
         if any(bool((tensor < 0).any()) for tensor in self._everything()):
             return Signed, *self._textbook()
         return Log, *self._in_logarithms()
-
-    def _with(self, other: "TreeDistribution", what: str) -> tuple[CFG, Tensor]:
-        """The logarithms of this distribution's numbers and of another's, in pairs."""
-        if not isinstance(other, TreeDistribution):
-            raise InputError(f"{what} with {show(other)}: expected another distribution over trees.")
-        mine, others = self._everything(), other._everything()
-        sizes = [
-            torch.full(one.leaf.shape[1:2], len(one.leaf)) if one.lengths is None else one.lengths.cpu()
-            for one in (self, other)
-        ]
-        if [x.shape for x in mine] != [x.shape for x in others] or not torch.equal(*sizes):
-            raise InputError(f"{what} needs two grammars of the same form over the same sentences.")
-        require_nonnegative([*mine, *others], what)
-        if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
-            raise InputError(f"{what} is infinite: the other grammar has zeros where this one has none.")
-        (grammar, words), (other_grammar, other_words) = self._in_logarithms(), other._in_logarithms()
-        tensors = iter(other_grammar.tensors)
-        return grammar.change(lambda values: torch.stack([values, next(tensors)])), torch.stack([words, other_words])
 
     def _best(self, k: int) -> list[list[Derivation]]:
         with torch.no_grad():
@@ -359,7 +272,7 @@ class SentCFG(TreeDistribution):
             raise InputError(f"terms, rules and roots have the shapes {shapes}: expected no dimension of size 0.")
         lengths = checked_lengths(lengths, batch, length, terms.device)
         # Every tree of n words has n - 1 binary rules, so a factor of all rules is a factor of all trees.
-        rule, root = _largest(rules.flatten(-3), -1), _largest(roots, -1)
+        rule, root = largest(rules.flatten(-3), -1), largest(roots, -1)
         others = rules - rule.unsqueeze(-1).unsqueeze(-1), roots - root
         (leaf, weights, tops), constant = exponentials(terms, *others, lengths=lengths)
         sizes = torch.as_tensor(length if lengths is None else lengths, device=terms.device)
@@ -370,59 +283,8 @@ class SentCFG(TreeDistribution):
         super().__init__(form, leaf.transpose(0, 1), lengths, constant=constant)
 
 
-def checked_lengths(
-    lengths: Sequence[int] | Tensor | None, batch: int, longest: int, device: torch.device
-) -> Tensor | None:
-    """Lengths of sentences as a tensor [batch], if they are whole numbers from 1 to the longest."""
-    if lengths is None:
-        return None
-    try:
-        given = torch.as_tensor(lengths, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"lengths are {show(lengths)}: expected a whole number for each sentence.") from None
-    if given.shape != (batch,) or given.is_floating_point() or given.dtype == torch.bool:
-        raise InputError(f"lengths are {given.tolist()}: expected a whole number for each sentence.")
-    if not bool(((given >= 1) & (given <= longest)).all()):
-        raise InputError(f"lengths are {given.tolist()}: expected 1 to {longest} words.")
-    return given
-
-
 def _as_derivations(trees: Sequence[Sequence[Node] | None]) -> list[Derivation]:
     return [Derivation(tuple(tree or ())) for tree in trees]
-
-
-def _expect_number(what: str, number: object) -> int:
-    if type(number) is not int or number < 1:
-        raise InputError(f"{what} of {show(number)}: expected 1, 2, ...")
-    return number
-
-
-def exponentials(
-    words: Float[Tensor, "batch length states"], *others: Float[Tensor, "..."], lengths: Tensor | None = None
-) -> tuple[list[Float[Tensor, "..."]], Float64[Tensor, "batch"]]:
-    """exp of log-potentials, each word divided by its largest, and the log of these factors for each sentence.
-
-    The others are 0 at the most. What float32 could not hold is in float64.
-    """
-    largest = _largest(words, -1)
-    within = largest.squeeze(-1).double()
-    if lengths is not None:
-        place = torch.arange(words.shape[1], device=words.device)
-        within = within * (place < torch.as_tensor(lengths, device=words.device).unsqueeze(1))
-    parts = [words - largest, *others]
-    least = min(float(part.detach().masked_fill(part == -torch.inf, 0).min()) for part in parts)
-    if math.isnan(least):
-        raise InputError("log-potentials are infinite or no numbers: expected numbers, or -inf for the impossible.")
-    if least < -WIDEST:
-        raise InputError(f"log-potentials differ by {-least:.0f}: expected {WIDEST} at the most, or -inf.")
-    if least < -WIDEST_FLOAT32:
-        parts = [part.to(torch.float64) for part in parts]
-    return [part.exp() for part in parts], within.sum(1)
-
-
-def _largest(x: Tensor, dimension: int) -> Tensor:
-    largest = x.detach().amax(dimension, keepdim=True)
-    return torch.where(largest > -torch.inf, largest, 0)
 
 
 class ModelTrees(TreeDistribution):

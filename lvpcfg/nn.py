@@ -32,11 +32,12 @@ from lvpcfg.chart.forest.prune import FineRules
 from lvpcfg.chart.forest.pruning import Pruning
 from lvpcfg.chart.stages import Stages
 from lvpcfg.decompose.coarse import covered
-from lvpcfg.distributions import TreeDistribution, checked_lengths, encoded, exponentials, skeletal
+from lvpcfg.distributions import TreeDistribution, encoded, skeletal
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.structures import checked_lengths, exponentials
 from lvpcfg.trees.lexicon import LexicalTable
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.sentences import sentences_of

@@ -74,28 +74,36 @@ def forward(
     semiring: Semiring,
     chain: Chain,
     words: Float[Tensor, "*pair batch n states"],
-    lengths: Int[Tensor, "batch"] | None = None,
     weights: Float[Tensor, "size batch n states"] | None = None,
-) -> Float[Tensor, "size batch"]:
-    """The total of each sentence.
+) -> Float[Tensor, "size batch n states"]:
+    """alpha of every word; what stands beyond the end of a sentence is to be ignored.
 
-    `words` holds the weight of each word under each state; `weights`, values of the semiring, multiply it. `lengths` is
-    given where some sentences are shorter than n.
+    `words` holds the weight of each word under each state; `weights`, values of the semiring, multiply it.
     """
     chain, words = chain.change(semiring.convert), semiring.convert(words)
     if weights is not None:
         words = semiring.mul(words, weights)
     maps = [Map(factor.mT) for factor in chain.factors]
-    alpha = semiring.mul(chain.initial.unsqueeze(1), words[:, :, 0])
-    alphas = [alpha]
+    alphas = [semiring.mul(chain.initial.unsqueeze(1), words[:, :, 0])]
     for word in words.unbind(2)[1:]:
+        state = alphas[-1].unsqueeze(1)
         for linear in maps:
-            alpha = linear(semiring, alpha.unsqueeze(1)).squeeze(1)
-        alpha = semiring.mul(alpha, word)
-        alphas.append(alpha)
-    if lengths is not None:
-        alpha = torch.stack(alphas, 2)[:, torch.arange(words.shape[1], device=words.device), lengths - 1]
-    return semiring.sum(alpha if chain.final is None else semiring.mul(alpha, chain.final.unsqueeze(1)))
+            state = linear(semiring, state)
+        alphas.append(semiring.mul(state.squeeze(1), word))
+    return torch.stack(alphas, 2)
+
+
+def total(
+    semiring: Semiring,
+    chain: Chain,
+    alpha: Float[Tensor, "size batch n states"],
+    lengths: Int[Tensor, "batch"] | None = None,
+) -> Float[Tensor, "size batch"]:
+    """Of each sentence. `lengths` is given where some are shorter than n."""
+    last = (
+        alpha[:, :, -1] if lengths is None else alpha[:, torch.arange(len(lengths), device=alpha.device), lengths - 1]
+    )
+    return semiring.sum(last if chain.final is None else semiring.mul(last, semiring.convert(chain.final).unsqueeze(1)))
 
 
 def log_partition(
@@ -105,7 +113,7 @@ def log_partition(
     semiring: Semiring = Log,
 ) -> Float[Tensor, "batch"]:
     """log Z of each sentence, or what else the semiring computes: entropy, the weight of the best sequence."""
-    return semiring.unconvert(forward(semiring, chain, words, lengths))
+    return semiring.unconvert(total(semiring, chain, forward(semiring, chain, words), lengths))
 
 
 def marginals(
@@ -121,7 +129,7 @@ def marginals(
     again = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (words, *chain.tensors))
     with torch.enable_grad():
         weights = ones(semiring, words, *words.shape[-3:]).requires_grad_()
-        log_z = semiring.unconvert(forward(semiring, chain, words, lengths, weights))
-        total = torch.where(log_z > -torch.inf, log_z, 0).sum()
-        (found,) = torch.autograd.grad(total, [weights], create_graph=again)
+        log_z = semiring.unconvert(total(semiring, chain, forward(semiring, chain, words, weights), lengths))
+        possible = torch.where(log_z > -torch.inf, log_z, 0).sum()
+        (found,) = torch.autograd.grad(possible, [weights], create_graph=again)
     return (log_z if again else log_z.detach()), found[0]

@@ -10,6 +10,7 @@ partition.py`, whose argument holds here as well.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from lvpcfg.chart.fast import partition
 from lvpcfg.chart.fast.logarithms import LogChart, LogOutside
-from lvpcfg.chart.fast.partition import NARROW, Problem, solve_outside
+from lvpcfg.chart.fast.partition import NARROW, Problem
 from lvpcfg.chart.fast.potentials import LOG2, log2_of_largest
-from lvpcfg.chart.semirings import Log, safe_log
+from lvpcfg.chart.semirings import safe_log
+from lvpcfg.chart.textbook import Weights
 from lvpcfg.sequence import chain as textbook
 from lvpcfg.sequence.chain import Chain
 
@@ -35,22 +37,6 @@ def log_partition(
     of the state. `lengths` is given where some sentences are shorter than n.
     """
     return partition.differentiable(ChainProblem(chain, words.transpose(0, 1), lengths))[0]
-
-
-def posteriors(
-    chain: Chain, words: Float[Tensor, "batch n states"], lengths: Int[Tensor, "batch"] | None = None
-) -> tuple[Float64[Tensor, "batch"], Float[Tensor, "batch n states"]]:
-    """log Z, and the posteriors of the states of words: 0 beyond the end of a sentence and in impossible ones."""
-    with torch.no_grad():
-        problem = ChainProblem(chain, words.transpose(0, 1), lengths)
-        solutions = solve_outside(problem, torch.ones(len(words), dtype=torch.float64, device=words.device))
-        log_z = words.new_empty(len(words), dtype=torch.float64)
-        found = torch.zeros_like(problem.leaf)
-        for solution in solutions:
-            assert solution.outside is not None
-            log_z.index_copy_(0, solution.sentences, solution.chart.log_z)
-            found.index_copy_(1, solution.sentences, solution.outside.leaf.to(found.dtype))
-        return log_z, found.mul_(problem.leaf).nan_to_num_(0, 0, 0).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +207,6 @@ class Backward:
 class LogChain(LogChart):
     """Chains that even float64 cannot hold: the textbook chain, by log-sum-exp and with autograd."""
 
-    def _total(self, tensors, leaf, weights=None):  # type: ignore[no-untyped-def]
+    def _total(self, tensors: Sequence[Tensor], leaf: Tensor, weights: Weights | None = None) -> Tensor:
         chain = self.form.with_tensors(tensors).change(safe_log)
-        return textbook.forward(Log, chain, safe_log(leaf.transpose(0, 1)), self.lengths)[0]
+        return textbook.log_partition(chain, safe_log(leaf.transpose(0, 1)), self.lengths)

@@ -213,7 +213,7 @@ def total_gradients(problem: Problem, solutions: Sequence[Solution]) -> list[Ten
     for solution in solutions:
         assert solution.outside is not None
         words, *found = (solution.outside.leaf, *solution.outside.tensors)
-        if len(solutions) == 1:
+        if len(solutions) == 1 and not words.is_inference():
             leaf = words.to(leaf.dtype)
         else:
             leaf.index_copy_(1, solution.sentences, words.to(leaf.dtype))
