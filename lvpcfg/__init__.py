@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.parser import Parser as Parser
     from lvpcfg.parses import Parse as Parse
     from lvpcfg.parses import Span as Span
+    from lvpcfg.sequence.tagging import TaggingModel as TaggingModel
+    from lvpcfg.tagger import Tagger as Tagger
     from lvpcfg.trees.binarisation import Binarisation as Binarisation
     from lvpcfg.trees.binarise import binarise as binarise
     from lvpcfg.trees.binarise import debinarise as debinarise
@@ -45,6 +47,8 @@ _MODULES = {  # that the names are in
     "Parse": "parses",
     "Parser": "parser",
     "Span": "parses",
+    "Tagger": "tagger",
+    "TaggingModel": "sequence.tagging",
     "Treebank": "trees.treebank",
     "binarise": "trees.binarise",
     "build_treebank": "trees.treebank",

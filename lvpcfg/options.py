@@ -9,6 +9,7 @@ PRODUCT, RULE_SUM, VARIATIONAL, RECALL, FREE, VITERBI = DECODERS = (
     "viterbi",
 )
 TAG_DECODERS = (RECALL, PRODUCT)
+TAG_COLUMNS = ("upos", "xpos")  # of CoNLL-U
 DTYPE_NAMES = ("float32", "float64")
 TEXT, JSONL, CONLLU = INPUT_FORMATS = ("text", "jsonl", "conllu")
 BRACKETS, _, CONLL = OUTPUT_FORMATS = ("brackets", JSONL, "conll")

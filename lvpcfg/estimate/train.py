@@ -1,39 +1,52 @@
-"""From trees to a model in one call."""
+"""From trees, or tagged sentences, to a model in one call."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
-from lvpcfg.estimate.estimator import Estimator, Task
+from lvpcfg.estimate.estimator import Estimator, TaggingTask, Task
 from lvpcfg.grammar.model import Model
 from lvpcfg.registry import ESTIMATORS
+from lvpcfg.sequence.tagging import TaggingModel
+from lvpcfg.trees import signatures
 from lvpcfg.trees.binarisation import RIGHT, Binarisation
+from lvpcfg.trees.conllu import TaggedSentence
 from lvpcfg.trees.normalise import normalise_all
+from lvpcfg.trees.tagged import are_tagged, build_tagged
 from lvpcfg.trees.treebank import build_treebank
 
 
+@overload
+def train(trees: Iterable[TaggedSentence], *arguments: Any, **options: Any) -> TaggingModel: ...
+
+
+@overload
+def train(trees: Iterable[Tree | Sequence[str]], *arguments: Any, **options: Any) -> Model: ...
+
+
 def train(
-    trees: Iterable[Tree | Sequence[str]],
+    trees: Iterable[Any],
     estimator: str = "count",
     binarisation: Binarisation = RIGHT,
-    signature: str = "english",
+    signature: str | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: bool = False,
     dev: Iterable[Tree | Sequence[str]] | None = None,
     **options: Any,
-) -> Model:
-    """Normalises and binarises `trees` and estimates a grammar from them.
+) -> Model | TaggingModel:
+    """Normalises and binarises `trees` and estimates a grammar from them; of tagged sentences, lists of (word, tag)
+    pairs, a model for a `Tagger`.
 
     Sentences, lists of words, may stand in place of trees where `objective="sentence"`.
     `options` are those of the estimator: `states=16` for "em", `cycles=4` for "split_merge" and so on. `dev` are for
-    estimators that look at trees which they do not learn from.
+    estimators that look at trees which they do not learn from. `signature` names the classes of unknown words.
     """
     entry = ESTIMATORS[estimator]
     if not isinstance(binarisation, Binarisation):
@@ -47,11 +60,17 @@ def train(
             raise InputError(f"the estimator {estimator} has no option {show(name)}: {has}.")
     settings = entry.options(**options)
 
-    treebank = build_treebank(settings.prepared(trees), binarisation, progress)
-    gold = None if dev is None else normalise_all(settings.prepared(dev))
     name = str(usable_device(device))
-    f1 = None if gold is None else partial(_f1, gold, name)
-    task = Task(treebank, signature, seed, name, gold, f1)
+    trees = list(trees) if isinstance(trees, Iterator) else trees
+    task: Task | TaggingTask
+    if are_tagged(trees):
+        settings.check_tags()
+        task = TaggingTask(build_tagged(trees), signature or signatures.OF_TAGS, seed, name)
+    else:
+        treebank = build_treebank(settings.prepared(trees), binarisation, progress)
+        gold = None if dev is None else normalise_all(settings.prepared(dev))
+        f1 = None if gold is None else partial(_f1, gold, name)
+        task = Task(treebank, signature or signatures.OF_TREES, seed, name, gold, f1)
     training: Estimator = entry.run(settings, task)
     for _ in tqdm(
         training.run(), total=len(training.steps), desc="training", unit="iteration", disable=None if progress else True

@@ -11,12 +11,11 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from lvpcfg.evaluation.pictures import draw_states, draw_trees
-from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.jobs.run import peak_memory
-from lvpcfg.trees.binarisation import INTERMEDIATE
 from lvpcfg.trees.walk import words
 
-DEV = ("precision", "recall", "f1", "f1_all", "unlabelled_sentence_f1", "tagging_accuracy", "errors")
+OF_TREES = ("precision", "recall", "f1", "f1_all", "unlabelled_sentence_f1", "tagging_accuracy", "errors")
+DEV = (*OF_TREES, "token_accuracy", "sentence_accuracy", "unknown_accuracy")
 SAMPLES, LENGTH = 3, 10  # so many sentences, of about so many words, are drawn
 
 
@@ -41,18 +40,18 @@ class Board:
         self._scalars(step, figures)
         self._scalars(step, {"seconds_per_iteration": seconds, "memory_mb": _memory()})
 
-    def record(self, step: int, grammar: Grammar, record: dict[str, float], best: dict[str, float]) -> None:
+    def record(
+        self,
+        step: int,
+        states: dict[str, list[tuple[str, int]]],
+        record: dict[str, float],
+        best: dict[str, float],
+    ) -> None:
+        """`states` are those of symbols, in columns."""
         self._scalars(step, {f"dev/{name}": record[name] for name in DEV if name in record})
         self._scalars(step, {f"best/{name}": best[name] for name in self.best if name in best})
-        pairs = list(zip(grammar.symbols.names, grammar.states.tolist(), strict=True))
-        inner, tags = pairs[: len(grammar.symbols.interminals)], pairs[len(grammar.symbols.interminals) :]
-        columns = {
-            "phrases": [pair for pair in inner if not pair[0].startswith(INTERMEDIATE)],
-            "made by binarisation": [pair for pair in inner if pair[0].startswith(INTERMEDIATE)],
-            "tags": tags,
-        }
         self.writer.add_figure(
-            "states_per_symbol", draw_states({title: some for title, some in columns.items() if some}), step
+            "states_per_symbol", draw_states({title: some for title, some in states.items() if some}), step
         )
         self.writer.flush()
 
@@ -62,15 +61,29 @@ class Board:
 
     def parses(self, step: int, gold: list[Tree], found: list[Tree]) -> None:
         """The same few sentences each time."""
-        by_length = sorted(range(len(gold)), key=lambda i: abs(len(words(gold[i])) - LENGTH))
-        for i in by_length[:SAMPLES]:
+        for i in _some([len(words(tree)) for tree in gold]):
             figure = draw_trees({"gold": gold[i], "predicted": found[i]}, gold="gold")
             self.writer.add_figure(f"parses/sentence_{i + 1}", figure, step)
+
+    def tags(self, step: int, gold: Sequence[Sequence[tuple[str, str]]], found: Sequence[Sequence[str]]) -> None:
+        """The same few sentences each time, a word a line; tags that are wrong are set off."""
+        for number, i in enumerate(_some([len(sentence) for sentence in gold]), 1):
+            rows = (
+                f"| {word} | {tag} | {mine if mine == tag else f'**{mine}**'} |"
+                for (word, tag), mine in zip(gold[i], found[i], strict=True)
+            )
+            text = "\n".join(("| word | gold | predicted |", "|---|---|---|", *rows))
+            self.writer.add_text(f"tags/sentence_{number}", text, step)
 
     def close(self, finished: bool) -> None:
         if finished:
             self._add(self.end)
         self.writer.close()
+
+
+def _some(lengths: Sequence[int]) -> list[int]:
+    """Sentences of about the length to be shown."""
+    return sorted(range(len(lengths)), key=lambda i: abs(lengths[i] - LENGTH))[:SAMPLES]
 
 
 def _memory() -> float:

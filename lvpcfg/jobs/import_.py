@@ -19,6 +19,7 @@ class ImportOptions:
 def run(options: ImportOptions, run: "Run") -> None:
     from lvpcfg.decompose.coarse import with_coarse
     from lvpcfg.grammar.berkeley import read_berkeley
+    from lvpcfg.jobs.material import about_grammar
     from lvpcfg.jobs.training import report
 
     run.begin()
@@ -26,4 +27,4 @@ def run(options: ImportOptions, run: "Run") -> None:
         raise InputError("job=import needs a grammar: berkeley=FOLDER/NAME, for the files NAME.binary, NAME.unary, ...")
     model = with_coarse(read_berkeley(options.berkeley))
     model.save(run.folder / "model")
-    report(model, run)
+    report(*about_grammar(model), run)

@@ -121,8 +121,7 @@ def _run(options: DictConfig) -> float | None:
         if not is_out_of_memory(error):
             raise  # a mistake of ours
         sys.exit("lvpcfg: there is not enough memory: a grammar with fewer states, or shorter sentences, need less.")
-    chosen_by = settings.estimator.chosen_by if hasattr(settings, "estimator") else "f1"
-    return run.result.get(chosen_by, run.result.get("log_likelihood_per_word"))
+    return run.result.get(run.chosen_by, run.result.get("log_likelihood_per_word"))
 
 
 def _command() -> str:

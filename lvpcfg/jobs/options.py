@@ -9,6 +9,7 @@ from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
 MOST_PROCESSES = 1024  # and threads
+OF_TAGGERS = ("decoder", "device", "dtype", "batch_tokens")
 OF_PARSERS = ("decoder", "device", "dtype", "prune", "batch_tokens", "max_length")
 
 
@@ -42,6 +43,10 @@ class ParserOptions(DeviceOptions):
         """What a `Parser` is made with."""
         return {name: getattr(self, name) for name in OF_PARSERS}
 
+    def tagger(self) -> dict[str, Any]:
+        """What a `Tagger` is made with."""
+        return {name: getattr(self, name) for name in OF_TAGGERS}
+
 
 @dataclass(kw_only=True)
 class BinarisationOptions:
@@ -62,12 +67,13 @@ class TreebankOptions(ParserOptions):
     """Of jobs that train: how trees become rules, and how dev is parsed."""
 
     binarisation: BinarisationOptions
-    signature: str
+    signature: str | None
     seed: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        get_signature(self.signature)
+        if self.signature is not None:
+            get_signature(self.signature)
 
 
 def expect_positive(options: object, *names: str, prefix: str = "", most: int | None = None) -> None:

@@ -66,6 +66,7 @@ class Run:
     result: dict[str, float] = field(default_factory=dict)  # what scripts and sweeps read
     config: str = ""  # as it was composed
     command: str = "lvpcfg"  # as it was called, but for what chooses the run folder
+    chosen_by: str = "f1"  # the figure that sweepers are given
     resumes: bool = True  # whether it goes on where it is told to, by resume=true; else always, where it can
 
     def use_stderr(self) -> None:

@@ -25,7 +25,7 @@ from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import preorder, tagged_words, words
 
 TRAINING: dict[str, Any] = {  # as job=train would be told
-    "data": DataOptions(train=None, dev=None, on_error="raise"),
+    "data": DataOptions(train=None, dev=None, tags="upos", on_error="raise"),
     "estimator": SplitMergeOptions(cycles=3, split_iterations=20, merge_iterations=10, smooth_iterations=5),
     **{"restarts": 1, "evaluate_every": 10, "checkpoint_every": 5, "patience": 0, "resume": False},
 }

@@ -1,4 +1,4 @@
-"""job=train: a treebank -> a model folder.
+"""job=train: a treebank, or tagged sentences -> a model folder.
 
 In the run folder, `model/` is the best model so far and `checkpoint.safetensors` what `resume=true` goes on from.
 With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, ..., and `model/` is the best of all.
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.jobs.options import TreebankOptions, expect_positive
+from lvpcfg.options import TAG_COLUMNS, TAG_DECODERS
 from lvpcfg.registry import JOBS
 
 if TYPE_CHECKING:
@@ -19,10 +20,25 @@ if TYPE_CHECKING:
 class DataOptions:
     train: str | None
     dev: str | None
+    tags: str
     on_error: str
 
     def __post_init__(self) -> None:
         expect("data.on_error", self.on_error, ("raise", "skip"))
+        expect("data.tags", self.tags, TAG_COLUMNS)
+        for path in (self.train, self.dev):
+            if path is not None and is_conllu(path) != self.of_tags:
+                other = self.dev if path == self.train else self.train
+                raise InputError(
+                    f"{show(path, 200)} holds {'tagged sentences' if is_conllu(path) else 'trees'}, and "
+                    f"{'the embedded corpus' if other is None else show(other, 200)} does not: expected the same of "
+                    "data.train and data.dev."
+                )
+
+    @property
+    def of_tags(self) -> bool:
+        """Whether they are tagged sentences."""
+        return self.train is not None and is_conllu(self.train)
 
 
 @dataclass(kw_only=True)
@@ -44,10 +60,19 @@ class TrainOptions(TreebankOptions):
                     f"{show(path, 200)} is text, and this estimator learns from trees: expected a treebank, or "
                     "estimator.objective=sentence, which only the estimators em and gradient have."
                 )
+        if self.data.of_tags:
+            self.estimator.check_tags()
+            if self.decoder is not None:
+                expect("decoder", self.decoder, TAG_DECODERS)
         if self.restarts > 1 and not self.estimator.heeds_seed:
             raise InputError(f"restarts is {self.restarts}, but this training is the same for every seed: expected 1.")
         if self.patience < 0:
             raise InputError(f"patience is {self.patience}: expected a number of looks at dev, or 0 for no end.")
+
+
+def is_conllu(path: str) -> bool:
+    """Whether a file holds tagged sentences."""
+    return path.removesuffix(".gz").endswith(".conllu")
 
 
 def is_text(path: str) -> bool:

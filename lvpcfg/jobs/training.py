@@ -7,53 +7,33 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg import processes
-from lvpcfg.batch.records import words_of
 from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.checkpoint import Checkpoint
-from lvpcfg.estimate.estimator import Estimator, Step, Task
-from lvpcfg.evaluation.evalb import evaluate
-from lvpcfg.files import read_text
+from lvpcfg.estimate.estimator import Estimator, Step
 from lvpcfg.grammar.model import Model
+from lvpcfg.jobs.material import Material, Record, TreeMaterial, read_material
 from lvpcfg.jobs.run import Run
-from lvpcfg.jobs.train import TrainOptions, is_text
-from lvpcfg.parser import Parser
+from lvpcfg.jobs.train import TrainOptions
 from lvpcfg.registry import ESTIMATORS
-from lvpcfg.trees.brackets import format_tree, read_trees
-from lvpcfg.trees.corpus import corpus
-from lvpcfg.trees.normalise import normalise_all
-from lvpcfg.trees.sentences import flat
-from lvpcfg.trees.treebank import Treebank, build_treebank
-from lvpcfg.trees.walk import words
 
 if TYPE_CHECKING:
     from lvpcfg.jobs.board import Board
 
 MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
-OF_TREES = {"precision": "P", "recall": "R", "f1": "F1", "errors": "dropped", "f1_all": "F1 all"}  # scores in tables
-OF_SENTENCES = {"dev_perplexity": "perplexity", "unlabelled_sentence_f1": "sentence\nF1"}
-Record = dict[str, float]  # the figures of a model: after how many steps, states, scores on dev and so on
 
 
 def run(config: TrainOptions, run: Run) -> None:
     _look_around(config, run)
     if not config.resume:
         run.begin()
-    gold: list[Tree] = []
-    if config.data.train is None:
-        run.say("data.train is not given: training on the embedded corpus.")
-        trees, gold = corpus("train"), corpus("dev")
-    else:
-        trees = _read(config.data.train, config, run)
-    if config.data.dev is not None:
-        gold = _read(config.data.dev, config, run)
-    trainings = train(trees, gold, config, run)
+    trainings = train(read_material(config, run), config, run)
     if processes.is_first():
         conclude(trainings, run)
 
@@ -87,34 +67,17 @@ def _suffix(config: TrainOptions, restart: int) -> str:
     return f"_{restart}" if config.restarts > 1 else ""
 
 
-def _read(path: str, config: TrainOptions, run: Run) -> list[Tree]:
-    if is_text(path):
-        return [flat(found) for line in read_text(path).split("\n") if (found := words_of(line))]
-    if config.data.on_error == "raise":
-        return read_trees(path)
-    errors: list[InputError] = []
-    trees = read_trees(path, on_error=errors.append)
-    run.result["malformed"] = run.result.get("malformed", 0) + len(errors)
-    for error in errors[:5]:
-        run.say(f"skipped: {error}")
-    if len(errors) > 5:
-        run.say(f"... and {len(errors) - 5} more")
-    return trees
-
-
 def estimate(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -> Model:
     """Trains on `trees` and keeps the model that is best on `gold`; without gold trees, the last one."""
-    return conclude(train(trees, gold, config, run), run)
+    trainings = train(TreeMaterial(trees, gold, config), config, run)
+    conclude(trainings, run)
+    return Model.load(run.folder / "model")
 
 
-def train(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -> "list[Training]":
-    treebank = build_treebank(config.estimator.prepared(trees), config.binarisation.scheme(), progress=True)
-    if len(treebank) < processes.number():
-        raise InputError(f"there are {len(treebank)} trees for {processes.number()} processes: start fewer.")
-    gold = normalise_all(config.estimator.prepared(gold))
+def train(material: Material, config: TrainOptions, run: Run) -> "list[Training]":
     trainings: list[Training] = []
     for restart in range(config.restarts):
-        training = Training(treebank, gold, config, run, restart, trainings)
+        training = Training(material, config, run, restart, trainings)
         if config.resume and restart == 0:
             run.begin()  # now that the checkpoint has been accepted
         training.finish()
@@ -122,18 +85,18 @@ def train(trees: list[Tree], gold: list[Tree], config: TrainOptions, run: Run) -
     return trainings
 
 
-def conclude(trainings: "list[Training]", run: Run) -> Model:
-    """The best model, and what is to be said of it."""
+def conclude(trainings: "list[Training]", run: Run) -> None:
+    """What is to be said of the best model."""
     best = max(trainings, key=Training.score)
-    model = Model.load(run.folder / "model")
-    report(model, run)
+    about = best.material.about(run.folder / "model")
+    report(*about, run)
+    run.chosen_by = best.chosen_by
     for training in trainings:
         training.show()
     run.result |= best.best | {f"last_{name}": value for name, value in best.records[-1].items()}
     run.result |= {"seed": best.seed, "train_seconds": sum(training.seconds for training in trainings)}
     if len(trainings) > 1:
         run.say(f"The best of {len(trainings)} restarts is the one with seed {best.seed}.")
-    return model
 
 
 class Training:
@@ -141,19 +104,19 @@ class Training:
 
     def __init__(
         self,
-        treebank: Treebank,
-        gold: list[Tree],
+        material: Material,
         config: TrainOptions,
         run: Run,
         restart: int,
         rivals: "list[Training]",
     ) -> None:
         """`rivals` are the restarts before this one."""
-        self.gold, self.config, self.run, self.rivals = gold, config, run, rivals
+        self.material, self.gold = material, bool(material.gold)
+        self.config, self.run, self.rivals = config, run, rivals
         self.suffix, self.path = _suffix(config, restart), _checkpoint_path(config, run, restart)
         self.seed = config.seed + restart
         device = processes.own_device(usable_device(config.device))
-        task = Task(treebank, config.signature, self.seed, str(device), gold or None, self._f1 if gold else None)
+        task = material.task(self.seed, str(device))
         self.estimator: Estimator = ESTIMATORS[config.estimator.name].run(config.estimator, task)
         self.records: list[Record] = []  # of the models that were looked at
         self.seconds = 0.0  # of all steps
@@ -182,8 +145,7 @@ class Training:
     @cached_property
     def _chosen_by(self) -> dict[str, str]:
         """What the best model depends on beside the training itself."""
-        text = "\n".join(map(format_tree, self.gold))
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(self.material.gold_text().encode()).hexdigest()
         return {"data.dev": digest, "decoder": str(self.config.decoder), "prune": str(self.config.prune)}
 
     @property
@@ -195,8 +157,7 @@ class Training:
 
     @property
     def chosen_by(self) -> str:
-        chosen_by: str = self.config.estimator.chosen_by
-        return chosen_by
+        return self.material.chosen_by
 
     @property
     def objective(self) -> str:
@@ -306,20 +267,20 @@ class Training:
         model = estimator.model()
         record: Record = {"iterations": estimator.done} | estimator.figures() | {"seconds": self.seconds}
         if self.gold and board:
-            found, fallbacks = self._parsed(model)
-            record |= evaluate(self.gold, found).figures() | {"fallbacks": fallbacks}
-            board.parses(estimator.done, self.gold, found)
+            figures, found = self.material.look(model)
+            record |= figures
+            self.material.show(board, estimator.done, found)
         record = processes.from_first(record)
         self.records.append(record)
         if board:
             self._keep(model, record)
         self.checkpoint = self._make_checkpoint()
         if board:
-            board.record(estimator.done, model.grammar, record, self.best)
+            board.record(estimator.done, self.material.states(model), record, self.best)
         with bar.external_write_mode():
             self.run.say(self._line(record))
 
-    def _keep(self, model: Model, record: Record) -> None:
+    def _keep(self, model: Any, record: Record) -> None:
         """Saves the model that belongs to the last record, if it is the best so far."""
         folder = self.run.folder
         if record is self.best:
@@ -331,26 +292,10 @@ class Training:
             ):
                 model.save(folder / "model")
 
-    def _f1(self, model: Model) -> float:
-        found, _ = self._parsed(model)
-        return evaluate(self.gold, found).figures()["f1"]
-
-    def _parsed(self, model: Model) -> tuple[list[Tree], int]:
-        """The sentences of `gold`, parsed, and how many the grammar has no tree for."""
-        config = self.config
-        parser = Parser(model, **config.parser())
-        return parser.parse_sents(map(words, self.gold), progress=True), parser.counts.fallbacks
-
     def _line(self, record: Record) -> str:
         text = f"{self._title(record)}: " + ", ".join(_said(name, record[name]) for name in self.estimator.shown)
         if self.gold:
-            if self.chosen_by == "f1":
-                text += f", dev F1 {record['f1']:.2f}"
-            else:
-                text += f", dev perplexity {record['dev_perplexity']:.1f}"
-                text += f", unlabelled sentence-F1 {record['unlabelled_sentence_f1']:.2f}"
-            if self.chosen_by == "f1" and record["errors"]:
-                text += f" (EVALB drops {record['errors']} of {record['sentences']}; {record['f1_all']:.2f} with all)"
+            text += f", {self.material.line(record)}"
         return text + (", the best so far" if record is self.best else "")
 
     def _title(self, record: Record) -> str:
@@ -361,12 +306,12 @@ class Training:
     def show(self) -> None:
         """All records, as a table."""
         shown = self.estimator.shown
-        scores = OF_TREES if self.chosen_by == "f1" else OF_SENTENCES
+        scores = {name: title for name, title in self.material.columns.items() if name in self.records[-1]}
         rows, before = [], 0.0
         for record in self.records:
             row = [self._title(record) + " *" * (record is self.best), *(_number(record[name]) for name in shown)]
             if self.gold:
-                row += [str(record[name]) if name == "errors" else f"{record[name]:.2f}" for name in scores]
+                row += [f"{record[name]:.2f}" if type(record[name]) is float else str(record[name]) for name in scores]
             rows.append([*row, f"{record['seconds'] - before:.1f}"])
             before = record["seconds"]
         columns = [_spoken(name).replace("log-likelihood", "log p").replace("/", "\nper ") for name in shown]
@@ -388,19 +333,9 @@ def _spoken(name: str) -> str:
     return name.replace("log_likelihood", "log-likelihood").replace("_per_", "/").replace("_", " ")
 
 
-def report(model: Model, run: Run) -> None:
-    """The size of a grammar, as a table and as figures."""
-    grammar = model.grammar
-    sizes = {name: int(model.provenance[name]) for name in ("trees", "words") if name in model.provenance} | {
-        "vocabulary": len(model.lexicon.words),
-        "unknown_word_classes": len(model.lexicon.classes),
-        "interminals": len(grammar.symbols.interminals),
-        "preterminals": len(grammar.symbols.preterminals),
-        "states": int(grammar.states.sum()),
-        "binary_rules": len(grammar.binary_rules),
-        "unary_rules": len(grammar.unary_rules),
-    }
+def report(estimator: str, sizes: dict[str, int], run: Run) -> None:
+    """The size of a grammar or a tagger, as a table and as figures."""
     run.result.update(sizes)
     rows = [[name.replace("_", " "), f"{size:,}"] for name, size in sizes.items()]
-    run.table(f"Grammar ({model.provenance['estimator']})", ["", "number"], rows)
+    run.table(f"Grammar ({estimator})", ["", "number"], rows)
     run.say(f"The model is in {run.folder / 'model'}.")

@@ -4,8 +4,9 @@ import re
 
 from lvpcfg.errors import InputError, OnError, expect, handling, show
 from lvpcfg.files import PathLike, read_text
+from lvpcfg.options import TAG_COLUMNS
 
-COLUMNS = {"upos": 3, "xpos": 4}
+COLUMNS = dict(zip(TAG_COLUMNS, (3, 4), strict=True))
 NO_WORD = re.compile(r"\d+[-.]\d+")  # a range of words written as one, or an empty node
 
 TaggedSentence = list[tuple[str, str]]

@@ -90,6 +90,7 @@ def _shape(word: str, first: bool, lower_known: bool) -> str:
     return shape
 
 
+OF_TREES, OF_TAGS = "english", "suffix"  # where none is given
 SIGNATURES: dict[str, Signature] = {"english": english, "suffix": suffix, "berkeley": berkeley}
 
 
