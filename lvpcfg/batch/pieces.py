@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, islice, pairwise, repeat
+from typing import Any
 
-from lvpcfg.batch.formats import Writer
+from lvpcfg.batch.formats import AnyWriter
 from lvpcfg.batch.records import Corpus, Record
-from lvpcfg.parser import Parser
 from lvpcfg.parses import Counts
 
 WINDOW = 2048  # records that are sorted by length
@@ -121,7 +121,8 @@ def _cut(records: list[Record], most: int) -> Iterator[list[int]]:
     yield piece
 
 
-def parse(parser: Parser, piece: Piece, writer: Writer) -> Parsed:
+def parse(parser: Any, piece: Piece, writer: AnyWriter) -> Parsed:
+    """By a parser or a tagger, as the writer needs it."""
     counts: Counter[str] = Counter()
     some = [record for _, record in piece.records if record.words]
     counts["records"] = len(piece.records)

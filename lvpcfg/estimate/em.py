@@ -106,4 +106,4 @@ def em(options: EMOptions, task: Task | TaggingTask) -> Estimator:
     phase = replace(
         phase, begin=lambda states, generator: states.split(options.states, options.noise, generator, remember=False)
     )
-    return ExpectationMaximisation(options, task, [phase], task.refinement(options.rare))
+    return ExpectationMaximisation(options, task, [phase], task.refinement(options.rare), task.start)

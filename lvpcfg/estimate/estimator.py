@@ -108,6 +108,13 @@ class AnyTask(Protocol):
     @property
     def seed(self) -> int: ...
 
+    start_title = "treebank PCFG"  # of what counting alone makes
+
+    @property
+    def start(self) -> "Step":
+        """Describes that."""
+        return Step("counting", self.start_title, "always")
+
     @property
     def sizes(self) -> dict[str, int]:
         """Of what is learned from, for whom takes up a training."""
@@ -205,6 +212,8 @@ class TaggingTask(AnyTask):
     seed: int = 0
     device: str = "cpu"
     column: str = "upos"  # of CoNLL-U, that the tags are from
+
+    start_title = "hidden Markov model"
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -27,13 +27,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 3  # items that wait for each process, or are in it
 TURNS = 3  # that each process takes of the sentences, at the least: so that the last ones end together
-_parsers: list[Parser] = []  # the one of this process, where it is a worker
+_parsers: list[Any] = []  # the one of this process, where it is a worker
 
 
 class Workers:
     """As a `Parser`, for many sentences."""
 
-    def __init__(self, pool: ProcessPoolExecutor, processes: int, parser: Parser) -> None:
+    def __init__(self, pool: ProcessPoolExecutor, processes: int, parser: Any) -> None:
         self.pool, self.processes, self.device, self.tokens = pool, processes, parser.device, parser.batch_tokens
         self.counts, self.lexicon = Counts(), parser.lexicon
 
@@ -87,10 +87,13 @@ class Workers:
 
 
 @contextmanager
-def workers(model: Any, options: dict[str, Any], processes: int, threads: int) -> Iterator[Workers]:
-    parser = Parser.load(model, **options)  # what is wrong with them shows here
+def workers(
+    load: Callable[..., Any], model: Any, options: dict[str, Any], processes: int, threads: int
+) -> Iterator[Workers]:
+    """`load` makes a parser or a tagger of a model folder."""
+    parser = load(model, **options)  # what is wrong with them shows here
     with _quiet_tracker():
-        pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (model, options, threads))
+        pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (load, model, options, threads))
     with pool:
         several = Workers(pool, processes, parser)
         del parser
@@ -141,10 +144,10 @@ def _ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(model: Any, options: dict[str, Any], threads: int) -> None:
+def _begin(load: Callable[..., Any], model: Any, options: dict[str, Any], threads: int) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    _parsers.append(Parser.load(model, **options))
+    _parsers.append(load(model, **options))
 
 
 def _end_with_parent() -> None:
