@@ -351,7 +351,7 @@ def in_processes(
     many = [*sentences] * 3
     for one in tqdm(contenders, desc=f"in {options.processes} processes", disable=None, leave=False):
         best = math.inf
-        with workers(Parser.load, one.folders, {}, options.processes, threads=1) as parser:
+        with workers(one.folders, {}, options.processes, threads=1) as parser:
             parser.parse_sents(many[: len(sentences)])
             for _ in range(options.rounds):
                 begin = time.perf_counter()

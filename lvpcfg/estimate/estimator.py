@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from lvpcfg.errors import InputError, expect, show
 
@@ -108,7 +108,7 @@ class AnyTask(Protocol):
     @property
     def seed(self) -> int: ...
 
-    start_title = "treebank PCFG"  # of what counting alone makes
+    start_title: ClassVar[str] = "treebank PCFG"  # of what counting alone makes
 
     @property
     def start(self) -> "Step":
@@ -213,7 +213,7 @@ class TaggingTask(AnyTask):
     device: str = "cpu"
     column: str = "upos"  # of CoNLL-U, that the tags are from
 
-    start_title = "hidden Markov model"
+    start_title: ClassVar[str] = "hidden Markov model"
 
     @property
     def sizes(self) -> dict[str, int]:

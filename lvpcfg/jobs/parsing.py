@@ -28,7 +28,7 @@ def parsing(model: Any, options: ParserOptions, processes: int, job: str) -> Abs
     if processes == 1:
         return nullcontext(make_parser(model, options, job))
     expect_model(model, job)
-    return workers(Parser.load, model, options.parser(), processes, options.threads)
+    return workers(model, options.parser(), processes, options.threads)
 
 
 def expect_model(model: Any, job: str) -> None:

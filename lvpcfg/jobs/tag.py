@@ -66,7 +66,7 @@ class TagOptions(CorpusOptions):
         if self.processes == 1:
             made = nullcontext(Tagger.load(self.model, **self.tagger()))
         else:
-            made = workers(Tagger.load, self.model, self.tagger(), self.processes, self.threads)
+            made = workers(self.model, self.tagger(), self.processes, self.threads, Tagger.load)
         return local(made, writer)
 
     def tagger(self) -> dict[str, Any]:

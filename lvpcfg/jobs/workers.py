@@ -88,7 +88,7 @@ class Workers:
 
 @contextmanager
 def workers(
-    load: Callable[..., Any], model: Any, options: dict[str, Any], processes: int, threads: int
+    model: Any, options: dict[str, Any], processes: int, threads: int, load: Callable[..., Any] = Parser.load
 ) -> Iterator[Workers]:
     """`load` makes a parser or a tagger of a model folder."""
     parser = load(model, **options)  # what is wrong with them shows here
