@@ -208,7 +208,7 @@ class TaggingTask(AnyTask):
     """What an estimator of taggers is given, beside its options."""
 
     corpus: "TaggedCorpus"
-    signature: str = "suffix"  # the classes of unknown words
+    signature: str = "affixes"  # the classes of unknown words
     seed: int = 0
     device: str = "cpu"
     column: str = "upos"  # of CoNLL-U, that the tags are from

@@ -4,7 +4,8 @@
     alpha_t = (alpha_{t-1} T[a_{t-1}, a_t]) * words_t        m numbers for each word, whatever the number of tags
     weight  = sum over states of alpha_n * final[a_n]
 
-It is the forward recursion of `fast.py` on blocks of the chain. Scores are divided by their sum at each word.
+It is the forward recursion of `fast.py` on blocks of the chain. Scores are divided by their sum at each word, a
+constant to the derivative, which is then a sum of products: expected counts are never below zero.
 """
 
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class GivenTags:
                 transition = between.index_select(0, self.pair[rows.start - begins : rows.stop - begins])
                 alpha = torch.bmm(alpha[:active].unsqueeze(1), transition).squeeze(1)
             alpha = alpha * words[rows]
-            sums.append(alpha.sum(1, keepdim=True))
+            sums.append(alpha.detach().sum(1, keepdim=True))  # a constant: the weight does not depend on it
             alpha = alpha / sums[-1]
             alphas.append(alpha)
         logs = torch.cat(sums).squeeze(1).double().log()
