@@ -102,7 +102,7 @@ class HMM(nn.Module):
                 log_z.backward()
                 likelihood += float(log_z.detach())
             likelihoods.append(likelihood)
-            tables = [_normalised(table.detach(), table.grad) for table in tables]
+            tables = [conditional(table.detach(), table.grad) for table in tables]
         with torch.no_grad():
             for parameter, table in zip(self._tables(), tables, strict=True):
                 parameter.copy_(table.log())
@@ -145,7 +145,7 @@ def words_of(emission: list[Tensor], observations: Int[Tensor, "batch length"]) 
     return words if len(emission) == 1 else words @ emission[0].mT
 
 
-def _normalised(table: Tensor, gradient: Tensor | None) -> Tensor:
+def conditional(table: Tensor, gradient: Tensor | None) -> Tensor:
     """Expected counts as distributions; rows that are not expected at all stay as they are."""
     assert gradient is not None
     counts = table * gradient
