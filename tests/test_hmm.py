@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
+from running import ROOT
 from torch import Tensor
 
+import lvpcfg
 from lvpcfg import InputError
 from lvpcfg.sequence.hmm import HMM, words_of
 from lvpcfg.sequence.spectral import SpectralHMM, spectral_hmm, spectral_hmm_of_moments, triples_of
@@ -216,3 +219,26 @@ def test_words_of_low_rank_emissions():
     one, two = torch.rand(3, 2), torch.rand(2, 5)
     observations = torch.tensor([[4, 0]])
     torch.testing.assert_close(words_of([one, two], observations)[0], (one @ two).T[[4, 0]])
+
+
+def test_the_page_runs():
+    """The blocks of docs/sequences.md: what is learned there comes near to what was sampled from."""
+    names: dict = {}
+    torch.manual_seed(0)
+    sequences, tree = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sequences.md").read_text("utf-8"), re.DOTALL)
+    exec(sequences, names)
+    expected = names["truth"].predict(names["observations"])
+    for model in (names["hmm"], names["spectral"]):
+        assert (model.predict(names["observations"]) - expected).abs().sum(-1).mean() < 0.2
+    assert all(after > before for before, after in itertools.pairwise(names["log_likelihoods"]))
+    assert all(table.grad is not None for table in names["hmm"].parameters())
+    assert names["words"].grad[1, 3:].abs().max() == 0  # beyond the end of a sentence of three words
+    assert names["words"].grad[0].abs().min() > 0
+    exec(tree, names)
+    assert names["smaller"].states[1] == 2
+    assert names["u"].shape == (3, 2)
+
+
+def test_they_are_where_they_are_looked_for():
+    assert lvpcfg.sequence.HMM is HMM
+    assert lvpcfg.distributions.HMMDistribution is lvpcfg.sequence.HMMDistribution

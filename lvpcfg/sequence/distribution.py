@@ -6,14 +6,14 @@ Sequences of states are whole numbers, -1 beyond the end of a sentence and all a
 marginals and log_prob of a chain in low rank cost what its factors cost; all else multiplies its transition out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import register_kl
 
-from lvpcfg.chart.semirings import KMax, Log, Max, Signed, ones, require_nonnegative, safe_log
+from lvpcfg.chart.semirings import KMax, Log, Max, Semiring, Signed, ones, require_nonnegative, safe_log
 from lvpcfg.errors import InputError
 from lvpcfg.sequence import chain as textbook
 from lvpcfg.sequence.chain import Chain, forward, total
@@ -91,9 +91,7 @@ class HMMDistribution(Structures):
     def argmax(self) -> States:
         """The best sequence of each sentence (Viterbi)."""
         require_nonnegative(self._numbers(), "argmax")
-        with torch.no_grad():
-            score, marks = textbook.marginals(*self._in_logarithms(), self.lengths, Max)
-        return self._where_there(marks.argmax(-1), score.unsqueeze(1) > -torch.inf)
+        return self._from_the_end(Max, 1, lambda scores: scores)[0]
 
     def topk(self, k: int) -> Int[Tensor, "k batch length"]:
         """The k best sequences of each sentence, best first; -1 all along where there are fewer."""
@@ -111,26 +109,35 @@ class HMMDistribution(Structures):
                 found.append(self._where_there(marks.sum(0).argmax(-1), score.unsqueeze(1) > -torch.inf))
         return torch.stack(found)
 
-    @torch.no_grad()
     def sample(
         self, samples: int | Sequence[int] = 1, generator: torch.Generator | None = None
     ) -> Int[Tensor, "samples batch length"]:
         """Sequences drawn at random, independently: from the last word back, each state given the one after it."""
         number = self._samples(samples)
+
+        def perturbed(scores: Tensor) -> Tensor:  # by Gumbel numbers: the largest is a random one
+            uniform = torch.rand(scores.shape, dtype=scores.dtype, device=scores.device, generator=generator)
+            return scores - (-uniform.log()).log()
+
+        return self._from_the_end(Log, number, perturbed)
+
+    @torch.no_grad()
+    def _from_the_end(self, semiring: Semiring, number: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
+        """Sequences from the last word back: of each word the largest of `scored(what comes before, and the step to
+        the state after it)`."""
         chain, words = self._in_logarithms()
-        alpha = forward(Log, chain, words)[0].transpose(0, 1)  # [length, batch, states]
-        log_z = total(Log, chain, alpha.transpose(0, 1).unsqueeze(0), self.lengths)[0]
-        length, batch, states = alpha.shape
-        at = torch.full((batch,), length - 1, device=words.device) if self.lengths is None else self.lengths - 1
-        end = alpha.new_zeros(states) if chain.final is None else chain.final
-        after = torch.zeros(number, batch, dtype=torch.int64, device=words.device)
-        drawn = []
+        alpha = forward(semiring, chain, words)
+        possible = total(semiring, chain, alpha, self.lengths)[0].unsqueeze(1) > -torch.inf
+        before, backwards = alpha[0].transpose(0, 1), chain.transition.mT.contiguous()
+        length, batch, states = before.shape
+        last = torch.full((batch,), length - 1, device=words.device) if self.lengths is None else self.lengths - 1
+        end = before.new_zeros(states) if chain.final is None else chain.final
+        after, found = torch.zeros(number, batch, dtype=torch.int64, device=words.device), []
         for place in reversed(range(length)):
-            step = torch.where((at == place).unsqueeze(1), end, chain.transition.mT[after])
-            uniform = torch.rand(step.shape, dtype=step.dtype, device=step.device, generator=generator)
-            after = (alpha[place] + step - (-uniform.log()).log()).argmax(-1)  # the largest of Gumbel-perturbed terms
-            drawn.append(after)
-        return self._where_there(torch.stack(drawn[::-1], -1), log_z.unsqueeze(1) > -torch.inf)
+            step = torch.where((last == place).unsqueeze(1), end, backwards[after])
+            after = scored(before[place] + step).argmax(-1)
+            found.append(after)
+        return self._where_there(torch.stack(found[::-1], -1), possible)
 
     def log_prob(self, states: Int[Tensor, "*samples batch length"]) -> Float[Tensor, "*samples batch"]:
         """log p(states | sentence) of a sequence for each sentence, or of some; differentiable. What stands beyond the
