@@ -203,6 +203,7 @@ class TestAgainstEnumeration:
                 torch.tensor([[0, 1, -1, -1], [2, 2, 0, 1], [1, -1, -1, -1]])
             ),
             positive,
+            fast_mode=True,
         )
 
 

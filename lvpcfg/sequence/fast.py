@@ -83,7 +83,7 @@ class Places:
             return torch.from_numpy(x).to(device)
 
         self.sentence = tensor(order[rank])
-        self.words = tensor(step * batch + order[rank])  # in [n, batch]
+        self.words = tensor(order[rank] * n + step)  # in [batch, n]
         self.last, self.order = tensor(last), tensor(order)
         self.before = tensor((first[step - 1] + rank)[step > 0])
 
@@ -104,7 +104,7 @@ class Forward:
         self.chain, self.leaf, self.lengths = chain, leaf, lengths
         n, batch, states = leaf.shape
         self.places = places = Places(n, batch, lengths, leaf.device)
-        self.word = leaf.reshape(-1, states).index_select(0, places.words)  # [words, states]
+        self.word = leaf.transpose(0, 1).reshape(-1, states).index_select(0, places.words)  # [words, states]
         self.predicted, self.alpha = torch.empty_like(self.word), torch.empty_like(self.word)  # before, after the word
         self.scale = self.word.new_empty(len(self.word), 1)  # 2^-e
         least = math.log2(torch.finfo(leaf.dtype).tiny)
@@ -160,8 +160,9 @@ class Forward:
 
     def in_place(self, values: Float[Tensor, "words states"]) -> Float[Tensor, "n batch states"]:
         """Of every word where it stands in its sentence; 0 beyond the end."""
-        shape = self.leaf.shape
-        return values.new_zeros(shape).view(-1, shape[-1]).index_copy_(0, self.places.words, values).view(shape)
+        n, batch, states = self.leaf.shape
+        found = values.new_zeros(batch * n, states).index_copy_(0, self.places.words, values)
+        return found.view(batch, n, states).transpose(0, 1)
 
 
 class Backward:

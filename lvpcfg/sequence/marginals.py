@@ -79,8 +79,9 @@ def _steps(
         rows.append((x * after) @ member)
     n, batch = states.shape[:2]
     found, labels = torch.stack(rows, 1), member.shape[1]
-    steps = found.new_zeros((n - 1) * batch, labels, labels)
-    return steps.index_copy_(0, places.words[first:] - batch, found).view(n - 1, batch, labels, labels)
+    steps = found.new_zeros(batch * (n - 1), labels, labels)
+    before = places.words[first:] - places.sentence[first:] - 1  # where the word before stands, the last ones left out
+    return steps.index_copy_(0, before, found).view(batch, n - 1, labels, labels).transpose(0, 1)
 
 
 def _steps_in_logarithms(part: Problem, states: Tensor, member: Tensor) -> Tensor:
