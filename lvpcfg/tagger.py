@@ -9,14 +9,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lvpcfg.device import usable_device
-from lvpcfg.errors import InputError, expect, show
+from lvpcfg.errors import InputError, expect, listed, show
 from lvpcfg.files import PathLike
 from lvpcfg.options import DTYPE_NAMES, RECALL, TAG_DECODERS
 from lvpcfg.parses import Counts
 from lvpcfg.sequence.decode import best_tags
 from lvpcfg.sequence.tagging import TaggingModel
 from lvpcfg.trees.lexicon import LexicalTable
-from lvpcfg.trees.sentences import sentences_of
+from lvpcfg.trees.sentences import WORDS
 
 TOKENS = 1 << 12  # words of a batch
 LARGEST = 1 << 26  # numbers of a table of all words that is written out
@@ -80,7 +80,7 @@ class Tagger(TaggerI):  # type: ignore[misc]
 
         `progress` shows a bar; `update` is called with the number of sentences done, for another bar.
         """
-        given = sentences_of(sentences)
+        given = _sentences_of(sentences)
         found = self.tags_of(given, progress, update)
         return [list(zip(words, tags, strict=True)) for words, tags in zip(given, found, strict=True)]
 
@@ -133,6 +133,19 @@ class Tagger(TaggerI):  # type: ignore[misc]
             return self._grammar.lexical.values_of(lexicon.tokens(sentences).to(self.device))
         entries = torch.tensor([*joined.from_iterable(map(lexicon.encode, sentences))], device=self.device)
         return self._table.index_select(0, entries)
+
+
+def _sentences_of(given: Iterable[Sequence[str]]) -> list[list[str]]:
+    """What a caller gave as sentences. Words may hold white space: they stand in no tree."""
+    expected = "a list of sentences, each a list of words"
+    sentences = [
+        listed(f"sentence {number}", words, WORDS)
+        for number, words in enumerate(listed("what is to be tagged", given, expected), 1)
+    ]
+    for number, words in enumerate(sentences, 1):
+        if not words or not all(isinstance(word, str) and word for word in words):
+            raise InputError(f"sentence {number} is {show(words)}: expected {WORDS}.")
+    return sentences
 
 
 def _written_out(table: LexicalTable) -> Tensor | None:

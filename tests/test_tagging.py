@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import open_dict
 from running import run
 
 import lvpcfg
@@ -14,8 +16,9 @@ from lvpcfg import InputError, Parser, Tagger, TaggingModel, corpus
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import TaggingTask
 from lvpcfg.estimate.gradient import GradientOptions, gradient
+from lvpcfg.jobs.config import typed
 from lvpcfg.options import TAG_DECODERS
-from lvpcfg.registry import ESTIMATORS
+from lvpcfg.registry import ESTIMATORS, configuration_folder
 from lvpcfg.sequence.chain import Chain
 from lvpcfg.sequence.decode import best_tags
 from lvpcfg.sequence.fast import log_partition
@@ -269,9 +272,9 @@ def test_decoders_find_what_enumeration_finds(decoder):
 
 @pytest.mark.parametrize("decoder", TAG_DECODERS)
 def test_a_sentence_without_a_sequence_is_tagged_word_by_word(decoder):
-    model = lvpcfg.train([[("a", "A"), ("b", "B")]] * 3)
+    model = lvpcfg.train([[("a", "A")], [("b", "B")]] * 3)  # nothing follows another word
     tagger = Tagger(model, decoder=decoder)
-    assert tagger.tag_sents([["b", "a"], ["a", "b"]]) == [[("b", "B"), ("a", "A")], [("a", "A"), ("b", "B")]]
+    assert tagger.tag_sents([["b", "a"], ["a"]]) == [[("b", "B"), ("a", "A")], [("a", "A")]]
     assert (tagger.counts.sentences, tagger.counts.fallbacks) == (2, 1)
 
 
@@ -457,8 +460,11 @@ def test_bad_sentences_are_refused_or_counted(tmp_path, files):
     with pytest.raises(InputError, match="expected 10 columns separated by tabs, found 3"):
         run("train", tmp_path / "a", **files)
     result, printed = run("train", tmp_path / "b", **files, on_error="skip")
-    assert (result["malformed"], result["unseen_tags"]) == (2, 1)
-    assert "Words of dev with tags that data.train does not have (NEW): 1." in printed
+    seen = {tag for sentence in SENTENCES for _, tag in sentence}
+    unseen = [tag for sentence in DEV for _, tag in sentence if tag not in seen] + ["NEW"]
+    assert (result["malformed"], result["unseen_tags"]) == (2, len(unseen))
+    names = ", ".join(sorted({*unseen}))
+    assert f"Words of dev with tags that data.train does not have ({names}): {len(unseen)}." in printed
     assert "has no upos tag: its column 4 is '_'" in printed
 
 
@@ -473,11 +479,14 @@ def test_bad_sentences_are_refused_or_counted(tmp_path, files):
     ],
 )
 def test_options_that_make_no_sense_for_tags(arguments, what):
-    from lvpcfg.jobs.check import problem_with
-
-    problem = problem_with(["job=train", "data.train=x.conllu", *arguments])
-    assert problem is not None
-    assert what in problem
+    with initialize_config_dir(str(configuration_folder()), version_base="1.3"):
+        arguments = ["job=train", "data.train=x.conllu", *arguments]
+        composed = compose("config", overrides=arguments, return_hydra_config=True)
+    choices = composed.hydra.runtime.choices
+    with open_dict(composed):
+        del composed["hydra"]
+    with pytest.raises(InputError, match=what):
+        typed(composed, choices)
 
 
 CONLLU = (

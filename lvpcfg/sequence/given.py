@@ -42,10 +42,10 @@ class GivenTags:
 
     def __init__(self, tag: Int[Tensor, "tokens"], lengths: Int[Tensor, "batch"], tags: int) -> None:
         """`tag` has those of all sentences, one sentence after the other; `tags` is how many there are."""
-        batch = len(lengths)
-        self.places = places = Places(int(lengths.max()), batch, lengths, tag.device)
+        longest = int(lengths.max())
+        self.places = places = Places(longest, len(lengths), lengths, tag.device)
         first = (lengths.cumsum(0) - lengths).to(tag.device)
-        self.token = first[places.sentence] + places.words // batch  # in the order of `places`
+        self.token = first[places.sentence] + places.words % longest  # in the order of `places`
         self.tag = tag[self.token]
         self.pair = self.tag[places.before] * tags + self.tag[places.first[1] :]
 
