@@ -71,7 +71,7 @@ class TagOptions(CorpusOptions):
 
     def tagger(self) -> dict[str, Any]:
         """What a `Tagger` is made with."""
-        return {name: getattr(self, name) for name in OF_TAGGERS}
+        return {name: getattr(self, name) for name in (*OF_TAGGERS, "batch_tokens")}
 
 
 @JOBS.register("tag", TagOptions)

@@ -47,22 +47,20 @@ class GivenTags:
         first = (lengths.cumsum(0) - lengths).to(tag.device)
         self.token = first[places.sentence] + places.words % longest  # in the order of `places`
         self.tag = tag[self.token]
-        self.pair = self.tag[places.before] * tags + self.tag[places.first[1] :]
+        pair = self.tag[places.before] * tags + self.tag[places.active[0] :]
+        self.pairs = [pair[:0], *pair.split(places.active[1:])]  # of tags before each word and of it
 
     def log_weight(self, blocks: Blocks, words: Float[Tensor, "tokens m"]) -> Float64[Tensor, "batch"]:
         """Of each sentence; `words` is what each token is worth to the states of its tag. Differentiable."""
         places, words = self.places, words.index_select(0, self.token)
         tags, m = blocks.initial.shape
         between = blocks.transition.transpose(1, 2).reshape(tags * tags, m, m)
-        begins = places.first[1]
-        alpha = blocks.initial.index_select(0, self.tag[:begins])
+        alpha = blocks.initial.index_select(0, self.tag[: places.active[0]])
         alphas, sums = list[Tensor](), list[Tensor]()
-        for step, active in enumerate(places.active):
-            rows = places.rows(step)
-            if step:
-                transition = between.index_select(0, self.pair[rows.start - begins : rows.stop - begins])
-                alpha = torch.bmm(alpha[:active].unsqueeze(1), transition).squeeze(1)
-            alpha = alpha * words[rows]
+        for word, pair in zip(words.split(places.active), self.pairs, strict=True):
+            if alphas:
+                alpha = torch.bmm(alpha[: len(word)].unsqueeze(1), between.index_select(0, pair)).squeeze(1)
+            alpha = alpha * word
             sums.append(alpha.detach().sum(1, keepdim=True))  # a constant: the weight does not depend on it
             alpha = alpha / sums[-1]
             alphas.append(alpha)

@@ -2,8 +2,8 @@
 
 `english` ends in the classes of Petrov & Klein 2007 (capitals, digits, dashes, English suffixes). `suffix` knows
 no language, nor does `affixes`, which is for taggers and looks at both ends of a word. Finer than these are a word's
-last letters, and what a number looks like. `berkeley` spells the classes of the Berkeley parser, for its grammars. Bring
-your own with `register_signature`.
+last letters, and what a number looks like. `berkeley` spells the classes of the Berkeley parser, for its grammars.
+Bring your own with `register_signature`.
 """
 
 import re
