@@ -115,7 +115,7 @@ class Tagger(TaggerI):  # type: ignore[misc]
         if batch:
             yield batch
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: what float64 cannot hold is computed by autograd
     def _tagged(self, sentences: Sequence[Sequence[str]]) -> list[list[int]]:
         """The numbers of the tags of each; those behind the end of a sentence mean nothing."""
         lengths = torch.tensor([len(words) for words in sentences])
