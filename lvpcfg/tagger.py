@@ -1,9 +1,9 @@
 """lvpcfg.Tagger: a model and sentences in, tags out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain as joined
 
 import torch
+from jaxtyping import Float
 from nltk.tag.api import TaggerI
 from torch import Tensor
 from tqdm import tqdm
@@ -118,21 +118,22 @@ class Tagger(TaggerI):  # type: ignore[misc]
     @torch.no_grad()  # not inference mode: what float64 cannot hold is computed by autograd
     def _tagged(self, sentences: Sequence[Sequence[str]]) -> list[list[int]]:
         """The numbers of the tags of each; those behind the end of a sentence mean nothing."""
-        lengths = torch.tensor([len(words) for words in sentences])
-        padded = torch.nn.utils.rnn.pad_sequence(self._scores(sentences).split(lengths.tolist()), batch_first=True)
-        best, impossible = best_tags(self._grammar.chain, padded, lengths, len(self.tags), self.decoder)
+        lengths = [len(words) for words in sentences]
+        scores = self._scores(sentences, lengths)
+        best, impossible = best_tags(self._grammar.chain, scores, torch.tensor(lengths), len(self.tags), self.decoder)
         self.counts.sentences += len(sentences)
         self.counts.fallbacks += int(impossible.sum())
         found: list[list[int]] = best.tolist()
         return found
 
-    def _scores(self, sentences: Sequence[Sequence[str]]) -> Tensor:
-        """What each word is worth to the states; all sentences end to end."""
+    def _scores(self, sentences: Sequence[Sequence[str]], lengths: Sequence[int]) -> Float[Tensor, "batch n states"]:
+        """What each word is worth to the states; beyond the end of a sentence, whatever."""
         lexicon = self.model.lexicon
         if self._table is None:
-            return self._grammar.lexical.values_of(lexicon.tokens(sentences).to(self.device))
-        entries = torch.tensor([*joined.from_iterable(map(lexicon.encode, sentences))], device=self.device)
-        return self._table.index_select(0, entries)
+            return self._grammar.lexical.values_of(lexicon.tokens(sentences).padded(lengths).to(self.device))
+        longest = max(lengths)
+        entries = torch.tensor([lexicon.encode(words) + [0] * (longest - len(words)) for words in sentences])
+        return self._table.index_select(0, entries.to(self.device).flatten()).view(*entries.shape, -1)
 
 
 def _sentences_of(given: Iterable[Sequence[str]]) -> list[list[str]]:
