@@ -1,6 +1,6 @@
 """lvpcfg.Tagger: a model and sentences in, tags out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from lvpcfg.parses import Counts
 from lvpcfg.sequence.decode import best_tags
 from lvpcfg.sequence.tagging import TaggingModel
 from lvpcfg.trees.lexicon import LexicalTable
-from lvpcfg.trees.sentences import WORDS
+from lvpcfg.trees.sentences import WORDS, of_similar_length
 
 TOKENS = 1 << 12  # words of a batch
 LARGEST = 1 << 26  # numbers of a table of all words that is written out
@@ -93,7 +93,7 @@ class Tagger(TaggerI):  # type: ignore[misc]
         with tqdm(
             total=len(sentences), desc="tagging", unit=" sentences", disable=None if progress else True, leave=False
         ) as bar:
-            for batch in self._batches(sentences):
+            for batch in of_similar_length([len(words) for words in sentences], self.batch_tokens):
                 some = [sentences[number] for number in batch]
                 for number, words, tags in zip(batch, some, self._tagged(some), strict=True):
                     found[number] = [*map(name, tags[: len(words)])]
@@ -101,19 +101,6 @@ class Tagger(TaggerI):  # type: ignore[misc]
                 if update is not None:
                     update(len(batch))
         return found
-
-    def _batches(self, sentences: Sequence[Sequence[str]]) -> Iterator[list[int]]:
-        """Of similar lengths, longest first."""
-        order = sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
-        batch, words = list[int](), 0
-        for number in order:
-            if batch and words + len(sentences[number]) > self.batch_tokens:
-                yield batch
-                batch, words = [], 0
-            batch.append(number)
-            words += len(sentences[number])
-        if batch:
-            yield batch
 
     @torch.no_grad()  # not inference mode: what float64 cannot hold is computed by autograd
     def _tagged(self, sentences: Sequence[Sequence[str]]) -> list[list[int]]:

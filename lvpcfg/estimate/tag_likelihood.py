@@ -91,8 +91,7 @@ class TagLikelihood:
 
     @property
     def figure(self) -> str:
-        prefix = "conditional_" if self.options.objective == CONDITIONAL else ""
-        return f"{prefix}log_likelihood_per_word"
+        return self.options.figure
 
     @property
     def updates(self) -> int:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from lvpcfg.errors import InputError
 from lvpcfg.parser import Parser
 from lvpcfg.parses import Counts
+from lvpcfg.trees.sentences import of_similar_length
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -73,17 +74,8 @@ class Workers:
                     yield one.result()
 
     def _pieces(self, sents: Sequence[Sequence[str]]) -> Iterator[list[int]]:
-        """Sentences of similar length, longest first."""
         most = min(self.tokens, sum(map(len, sents)) // (TURNS * self.processes))
-        piece, tokens = list[int](), 0
-        for number in sorted(range(len(sents)), key=lambda number: -len(sents[number])):
-            if piece and tokens + len(sents[number]) > most:
-                yield piece
-                piece, tokens = [], 0
-            piece.append(number)
-            tokens += len(sents[number])
-        if piece:
-            yield piece
+        return of_similar_length([len(words) for words in sents], most)
 
 
 @contextmanager
