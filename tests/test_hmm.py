@@ -54,6 +54,13 @@ class TestModule:
                 expected = (log_p(hmm, following) - so_far).exp()
                 torch.testing.assert_close(found[:, length - 1, symbol], expected)
 
+    def test_an_impossible_symbol_says_nothing(self):
+        emission = torch.tensor([[0.9, 0.1, 0.0], [0.3, 0.7, 0.0]], dtype=F64)
+        hmm = HMM.from_probabilities(emission[0, :2], [torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=F64)], [emission])
+        found = hmm.predict(torch.tensor([[2, 0]]))[0]
+        torch.testing.assert_close(found[0], emission[0, :2] @ hmm.probabilities()[0].transition.detach() @ emission)
+        assert found[1].sum().item() == pytest.approx(1)
+
     @RANKS
     def test_samples(self, ranks):
         hmm = random_hmm(3, 4, *ranks)

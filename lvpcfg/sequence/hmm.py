@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from lvpcfg.errors import InputError
 from lvpcfg.sequence.chain import Chain
 from lvpcfg.sequence.distribution import HMMDistribution
-from lvpcfg.sequence.fast import Forward
 
 SEQUENCES = 4096  # at once in EM
 
@@ -110,13 +109,21 @@ class HMM(nn.Module):
 
     @torch.no_grad()
     def predict(self, observations: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length symbols"]:
-        """p(next symbol | symbols so far), after each of them."""
+        """p(next symbol | symbols so far), after each of them. An impossible symbol says nothing about the states, and
+        they begin again."""
         chain, emission = self.probabilities()
-        scores = Forward(chain, words_of(emission, observations).transpose(0, 1))
-        alpha = scores.in_place(scores.alpha).transpose(0, 1)
-        for factor in (*chain.factors, *emission):
-            alpha = alpha @ factor
-        return alpha / alpha.sum(-1, keepdim=True)
+        state, states = chain.initial, []
+        for word in words_of(emission, observations).unbind(1):
+            found = state * word
+            total = found.sum(-1, keepdim=True)
+            state = torch.where(total > 0, found / torch.where(total > 0, total, 1), chain.initial)
+            for factor in chain.factors:
+                state = state @ factor
+            states.append(state)
+        following = torch.stack(states, 1)
+        for factor in emission:
+            following = following @ factor
+        return following
 
     @torch.no_grad()
     def sample(
