@@ -26,11 +26,12 @@ class Descent:
     epochs: int
     batch_tokens: int
     short_first: float  # share of the updates over which longer and longer sentences join in
+    noise: float  # counts of a fresh grammar are multiplied by exp of a number up to this
 
 
-FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000, 0.0)
-FOR_SENTENCES = Descent(1e-3, 0.75, 0.0, 0.0, 3.0, 16, 100, 0.4)
-FOR_TAGS = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 5, 3000, 0.0)
+FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000, 0.0, 0.1)
+FOR_SENTENCES = Descent(1e-3, 0.75, 0.0, 0.0, 3.0, 16, 100, 0.4, 0.1)
+FOR_TAGS = Descent(0.1, 0.9, 3e-4, 0.9, 5.0, 8, 3000, 0.0, 1.0)
 
 
 @dataclass
@@ -38,7 +39,7 @@ class GradientOptions(SentenceOptions):
     name: str = "gradient"
     init: str | None = None  # a model folder; None: a fresh grammar
     states: int = 4  # of every symbol of a fresh grammar
-    noise: float = 0.1  # counts of a fresh grammar are multiplied by exp of a number up to this
+    noise: float | None = None  # counts of a fresh grammar are multiplied by exp of a number up to this
     lexicon: str = WORDS  # that of the model, or "characters": times what a network says of how words are spelt
     objective: str = CONDITIONAL  # log p(tree | words); "joint", log p(tree, words); or "sentence", log p(words)
     # None: log-weights; logits for the joint objective, and neural for sentences, or logits where there is a model
@@ -71,7 +72,7 @@ class GradientOptions(SentenceOptions):
             )
         for name in ("states", "dimension"):
             check_number(self, name, least=1)
-        for name in ("noise", "warm_up", "rank"):
+        for name in ("warm_up", "rank"):
             check_number(self, name)
         for name in ("prune", "unknown"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
@@ -80,7 +81,7 @@ class GradientOptions(SentenceOptions):
             check_number(self, name, least=1, whole=True)
         for name in given & {"epochs"}:
             check_number(self, name, least=1, most=MOST_ITERATIONS, whole=True)
-        for name in sorted(given & {"weight_decay", "clip"}):
+        for name in sorted(given & {"weight_decay", "clip", "noise"}):
             check_number(self, name, whole=False)
         for name in sorted(given & {"average", "momentum", "short_first"}):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)

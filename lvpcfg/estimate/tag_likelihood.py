@@ -100,7 +100,7 @@ class TagLikelihood:
     def _fresh(self) -> TagChain:
         """Relative frequencies; with several states for each tag, counts with noise."""
         generator = torch.Generator().manual_seed(self.task.seed)
-        states = self.task.refinement(rare=0).split(self.options.states, self.options.noise, generator)
+        states = self.task.refinement(rare=0).split(self.options.states, self.options.descent.noise, generator)
         return states.grammar()
 
     def _taken_up(self, init: str) -> TagChain:

@@ -81,7 +81,7 @@ class TreeLikelihood:
         if options.init is None:
             generator = torch.Generator().manual_seed(task.seed)
             states = Refinement.of(task.observed, rare=0)
-            states = states.split(options.states, options.noise, generator, remember=False)
+            states = states.split(options.states, options.descent.noise, generator, remember=False)
             grammar = states.latent.grammar(states.counts)
             return task.model(options, 0, grammar), task.made_of(options)
         model = Model.load(options.init)
