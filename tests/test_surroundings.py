@@ -123,6 +123,19 @@ def test_control_characters_are_shown():
     assert printable("señor\u00a0\t\n🐕") == "señor\u00a0\t\n🐕"
 
 
+def test_tables_lose_nothing(tmp_path, monkeypatch):
+    """In a file they are as wide as they have to be; in a narrow terminal words go on in the next line."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    names = [f"a long name, {number}" for number in range(9)]
+    for narrow in (False, True):
+        printed = StringIO()
+        console = Terminal(file=printed, width=40, force_terminal=True) if narrow else Terminal(file=printed)
+        Run(tmp_path, console).table("Title", names, [names])
+        assert "…" not in printed.getvalue()
+        if not narrow:
+            assert all(printed.getvalue().count(name) == 2 for name in names)
+
+
 @pytest.fixture
 def hostile(tmp_path):
     """The folder of a model whose labels and words are such."""

@@ -25,11 +25,20 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+IN_FILES = 200  # columns of a table, at the most
+
+
 class Terminal(Console):
     """Prints nothing that a terminal would obey but its own styles.
 
-    It goes on in silence when the reader of the output, such as `head`, has left.
+    It goes on in silence when the reader of the output, such as `head`, has left. In a file, tables are as wide as they
+    have to be.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not self.is_terminal and "width" not in options and "COLUMNS" not in os.environ:
+            self.width = IN_FILES
 
     def print(self, *objects: Any, **options: Any) -> None:
         try:
@@ -88,7 +97,7 @@ class Run:
             collapse_padding=True,
         )
         for i, column in enumerate(columns):
-            table.add_column(column, justify="right" if i else "left")
+            table.add_column(column, justify="right" if i else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
