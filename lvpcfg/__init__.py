@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
     from lvpcfg.grammar.model import Model as Model
+    from lvpcfg.grammar.tightness import renormalise as renormalise
+    from lvpcfg.grammar.tightness import tightness as tightness
     from lvpcfg.parser import Parser as Parser
     from lvpcfg.parses import Parse as Parse
     from lvpcfg.parses import Span as Span
@@ -67,6 +69,8 @@ _MODULES = {  # that the names are in
     "read_conllu": "trees.conllu",
     "read_trees": "trees.brackets",
     "register_signature": "trees.signatures",
+    "renormalise": "grammar.tightness",
+    "tightness": "grammar.tightness",
     "train": "estimate.train",
     "write_trees": "trees.brackets",
 }

@@ -56,7 +56,8 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tradeoff",
+            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tightness, "
+            "tradeoff",
         ),
         (
             ["estimator=count2"],
