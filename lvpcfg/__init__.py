@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.estimate.features import outside_feature as outside_feature
     from lvpcfg.estimate.train import train as train
     from lvpcfg.evaluation.evalb import evaluate as evaluate
+    from lvpcfg.evaluation.invariance import check_invariance as check_invariance
     from lvpcfg.generation import generate as generate
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
@@ -55,6 +56,7 @@ _MODULES = {  # that the names are in
     "binarise": "trees.binarise",
     "build_treebank": "trees.treebank",
     "calibrate": "calibration",
+    "check_invariance": "evaluation.invariance",
     "compress": "decompose.compress",
     "corpus": "trees.corpus",
     "debinarise": "trees.binarise",

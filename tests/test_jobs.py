@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.jobs import board, story
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree
 
@@ -56,8 +56,8 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tightness, "
-            "tradeoff",
+            "job is 'tain': expected calibrate, check, compress, demo, evaluate, import, inspect, parse, profile, "
+            "tightness, tradeoff",
         ),
         (
             ["estimator=count2"],
