@@ -122,7 +122,7 @@ def test_the_help_of_a_choice(capfd):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["job=prase"], "job is 'prase': expected calibrate, compress, demo"),
+        (["job=prase"], "job is 'prase': expected calibrate, check, compress, demo"),
         (["job=train", "estimator=me"], "estimator is 'me'"),
     ],
 )

@@ -38,7 +38,7 @@ from lvpcfg.trees.brackets import format_tree
         (["data.train=a.mrg"], "job=demo does not use 'data.train': it is an option of job=train."),
         (
             ["job=train", "model=a"],
-            "job=train does not use 'model': it is an option of job=calibrate or job=compress or job=evaluate or",
+            "job=train does not use 'model': it is an option of job=calibrate or job=check or job=compress or",
         ),
         (["decoder=best"], "decoder is 'best': expected max-rule, max-rule-sum,"),
         (["threads=0"], "threads is 0: expected 1, 2, ..."),

@@ -117,6 +117,14 @@ def tightness(model: Model | Grammar) -> Tightness:
     )
 
 
+def mass_of(grammar: Grammar) -> float:
+    """The total probability of its finite trees, and nothing else: infinite where there is no finite sum."""
+    plain = _grammar(grammar)
+    system = _system(plain)
+    worth = system.of_states(_least_fixed_point(system, not plain.signed)[0])
+    return float((plain.root * worth)[plain.root != 0].sum())
+
+
 def renormalise(model: Model) -> Model:
     """Chi's renormalisation: a tight model with the same probabilities of trees given their words.
 
