@@ -15,6 +15,7 @@ from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
 from lvpcfg.chart.decode.exact import ExactViterbi
+from lvpcfg.chart.decode.loss import LossBound, PruningLoss
 from lvpcfg.chart.decode.probabilities import TreeProbabilities
 from lvpcfg.chart.decode.spans import label_posterior
 from lvpcfg.chart.decode.whole import WholeCharts
@@ -198,6 +199,23 @@ class Parser(ParserI):  # type: ignore[misc]
         if not isinstance(k, int) or k < 1:
             raise InputError(f"k is {show(k)}: expected a number of trees, 1, 2, ...")
         return self._parse(sents, tags, progress, update, Request(Wanted(k, spans), probabilities=True))
+
+    def pruning_loss(self, sents: Iterable[Sequence[str]]) -> list[PruningLoss]:
+        """How much of the probability of each sentence pruning has lost, at the most: never less than it has."""
+        if not self._pruned or len(self.models) > 1 or self._signed or not self._grammar.binary.only_listed:
+            raise InputError(
+                "pruning_loss needs one model whose charts are pruned, with a list of rules and none below zero."
+            )
+        sentences = self._sentences(sentences_of(sents), None)
+        found: dict[int, PruningLoss] = {}
+        for batch in self._batches([len(sentence) for sentence in sentences]):
+            some = self._forests.loss([sentences[number] for number in batch], self.prune, self._loss_bound)
+            found.update(zip(batch, some, strict=True))
+        return [found[number] for number in range(len(sentences))]
+
+    @cached_property
+    def _loss_bound(self) -> LossBound:
+        return LossBound(self._grammar)
 
     def grammar(self) -> object:
         """The model's grammar (ParserI)."""
@@ -433,6 +451,14 @@ class Forests:
         words = [each.of(sentences) for each in self.words]
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
         return self.coarse_to_fine.parse(words, self.coarse_words.of(sentences), lengths, threshold, wanted)
+
+    def loss(self, sentences: list[Sentence], threshold: float, bound: LossBound) -> list[PruningLoss]:
+        """Of what the threshold leaves of each sentence."""
+        words = self.words[0].of(sentences)
+        lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
+        pruning = self.coarse_to_fine.pruning
+        forest, kept = pruning.forest(words, self.coarse_words.of(sentences), lengths, threshold)
+        return bound.of(words.double(), lengths, forest, kept)
 
 
 def default_decoder(models: Sequence[Model]) -> str:
