@@ -35,6 +35,8 @@ class ParserOptions(DeviceOptions):
         if self.decoder is not None:
             expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, DTYPE_NAMES)
+        if type(self.prune) is int:
+            self.prune = float(self.prune)
         expect_prune(self.prune, self.decoder)
         expect_positive(self, "batch_tokens", "max_length")
 
