@@ -18,10 +18,13 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.estimate.features import outside_feature as outside_feature
     from lvpcfg.estimate.train import train as train
     from lvpcfg.evaluation.evalb import evaluate as evaluate
+    from lvpcfg.evaluation.invariance import check_invariance as check_invariance
     from lvpcfg.generation import generate as generate
     from lvpcfg.grammar.berkeley import read_berkeley as read_berkeley
     from lvpcfg.grammar.grammar import Grammar as Grammar
     from lvpcfg.grammar.model import Model as Model
+    from lvpcfg.grammar.tightness import renormalise as renormalise
+    from lvpcfg.grammar.tightness import tightness as tightness
     from lvpcfg.parser import Parser as Parser
     from lvpcfg.parses import Parse as Parse
     from lvpcfg.parses import Span as Span
@@ -54,6 +57,7 @@ _MODULES = {  # that the names are in
     "binarise": "trees.binarise",
     "build_treebank": "trees.treebank",
     "calibrate": "calibration",
+    "check_invariance": "evaluation.invariance",
     "compress": "decompose.compress",
     "corpus": "trees.corpus",
     "debinarise": "trees.binarise",
@@ -68,7 +72,9 @@ _MODULES = {  # that the names are in
     "read_conllu": "trees.conllu",
     "read_trees": "trees.brackets",
     "register_signature": "trees.signatures",
+    "renormalise": "grammar.tightness",
     "sequence": "sequence",
+    "tightness": "grammar.tightness",
     "train": "estimate.train",
     "write_trees": "trees.brackets",
 }

@@ -20,6 +20,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.evaluation.inspect import state_names
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.tightness import tightness
 from lvpcfg.trees.binarise import unbinarised, with_top
 from lvpcfg.trees.brackets import garbage_collection_paused
 
@@ -61,6 +62,9 @@ def generate(model: Model, n: int, seed: int = 0, longest: int = 200) -> list[Tr
             drawn,
             longest,
         )
+        found_tight = tightness(model)
+        if not found_tight.tight and found_tight.mass is not None:
+            log.warning("The model is not tight: only %.4g %% of its trees end.", 100 * found_tight.mass)
     return found
 
 
@@ -222,11 +226,7 @@ def _parts(parent: Tensor, child: Tensor, weight: Tensor) -> Parts:
 def _binary(grammar: Grammar, parents: Int64[Tensor, "states"]) -> Parts:
     rules = grammar.binary.written_out()
     place = rules.values.nonzero().squeeze(1)
-    rule = torch.searchsorted(rules.starts, place, right=True) - 1
-    _, b, c = rules.rules[rule].unbind(1)
-    within, m = place - rules.starts[rule], rules.states
-    left, right = within // m[c] % m[b], within % m[c]
-    children = torch.stack([rules.first_state[b] + left, rules.first_state[c] + right], 1)
+    children = torch.stack(rules.child_states(), 1)[place]
     return parents[rules.parent_states[place].long()], children, rules.values[place]
 
 

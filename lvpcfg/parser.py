@@ -14,6 +14,8 @@ from lvpcfg.calibration import Calibration
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
+from lvpcfg.chart.decode.exact import ExactViterbi
+from lvpcfg.chart.decode.loss import LossBound, PruningLoss
 from lvpcfg.chart.decode.probabilities import TreeProbabilities
 from lvpcfg.chart.decode.spans import label_posterior
 from lvpcfg.chart.decode.whole import WholeCharts
@@ -28,7 +30,7 @@ from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import CoarseGrammar, projected_coarse
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.word_scores import Sentence, WordScores, tag_numbers
-from lvpcfg.options import DECODERS, DTYPE_NAMES, FREE, PRODUCT, VITERBI
+from lvpcfg.options import DECODERS, DTYPE_NAMES, EXACT, FREE, PRODUCT, VITERBI, expect_prune
 from lvpcfg.parses import Counts, Parse, Span, posterior_of
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
@@ -60,8 +62,9 @@ class Parser(ParserI):  # type: ignore[misc]
     `decoder` is one of DECODERS (None: max-rule, or free-recall for grammars of one phrase symbol), `device`
     where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
     `dtype` "float32" or "float64". Charts of models with a coarse grammar are pruned: rules at splits whose posterior
-    by that grammar is below `prune` are dropped; 0 drops nothing. Batches have up to
-    `batch_tokens` words, or less where charts are large. Sentences of more than `max_length` words get a flat tree.
+    by that grammar is below `prune` are dropped; 0 drops nothing, and "exact", with the decoder viterbi, nothing that
+    could be in the best derivation. Batches have up to `batch_tokens` words, or less where charts are large. Sentences
+    of more than `max_length` words get a flat tree.
     With a `calibration`, posteriors of trees and phrases are scaled by it.
     """
 
@@ -71,7 +74,7 @@ class Parser(ParserI):  # type: ignore[misc]
         decoder: str | None = None,
         device: str | torch.device | None = None,
         dtype: str = "float32",
-        prune: float = THRESHOLD,
+        prune: float | str = THRESHOLD,
         batch_tokens: int = TOKENS,
         max_length: int = MAX_LENGTH,
         calibration: Calibration | None = None,
@@ -79,8 +82,7 @@ class Parser(ParserI):  # type: ignore[misc]
         if decoder is not None:
             expect("decoder", decoder, DECODERS)
         expect("dtype", dtype, DTYPE_NAMES)
-        if not isinstance(prune, int | float) or not 0 <= prune < 1:
-            raise InputError(f"prune is {show(prune)}: expected a posterior from 0 to 1, such as {THRESHOLD}.")
+        expect_prune(prune, decoder)
         for name, number, usual in (("batch_tokens", batch_tokens, TOKENS), ("max_length", max_length, MAX_LENGTH)):
             if not isinstance(number, int) or number < 1:
                 raise InputError(f"{name} is {show(number)}: expected a number of words, such as {usual}.")
@@ -92,7 +94,8 @@ class Parser(ParserI):  # type: ignore[misc]
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
         decoder = decoder or default_decoder(self.models)
         _check_product(self.models, decoder)
-        self.model, self.decoder, self.prune = self.models[0], decoder, prune
+        self.model, self.decoder, self.exact = self.models[0], decoder, prune == EXACT
+        self.prune = THRESHOLD if isinstance(prune, str) else prune
         self.device = usable_device(device)
         self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
         if decoder == VITERBI:  # derivations are those of tensors
@@ -102,10 +105,12 @@ class Parser(ParserI):  # type: ignore[misc]
         if self._signed and decoder == VITERBI:
             raise InputError("the decoder viterbi needs non-negative parameters: this model has negative ones.")
         coarse = self.model.coarse
-        if coarse is None and len(self.models) > 1:  # a product is always pruned
+        if self.exact and not self._grammar.binary.only_listed:
+            raise InputError("prune=exact needs a model with a list of rules: this one is a CP form of all of them.")
+        if coarse is None and (len(self.models) > 1 or self.exact):  # these are always pruned
             coarse = projected_coarse(self.model.grammar)
         prunable = coarse is not None and self._grammar.binary.prunable
-        self._pruned = len(self.models) > 1 or (prunable and prune > 0)
+        self._pruned = len(self.models) > 1 or self.exact or (prunable and self.prune > 0)
         self.counts = Counts()
         self._stages = Stages(self.device)
         self._tags = tag_numbers(self.model.grammar.symbols)
@@ -124,7 +129,7 @@ class Parser(ParserI):  # type: ignore[misc]
         decoder: str | None = None,
         device: str | torch.device | None = None,
         dtype: str = "float32",
-        prune: float = THRESHOLD,
+        prune: float | str = THRESHOLD,
         batch_tokens: int = TOKENS,
         max_length: int = MAX_LENGTH,
         calibration: PathLike | None = None,
@@ -195,6 +200,23 @@ class Parser(ParserI):  # type: ignore[misc]
             raise InputError(f"k is {show(k)}: expected a number of trees, 1, 2, ...")
         return self._parse(sents, tags, progress, update, Request(Wanted(k, spans), probabilities=True))
 
+    def pruning_loss(self, sents: Iterable[Sequence[str]]) -> list[PruningLoss]:
+        """How much of the probability of each sentence pruning has lost, at the most: never less than it has."""
+        if not self._pruned or len(self.models) > 1 or self._signed or not self._grammar.binary.only_listed:
+            raise InputError(
+                "pruning_loss needs one model whose charts are pruned, with a list of rules and none below zero."
+            )
+        sentences = self._sentences(sentences_of(sents), None)
+        found: dict[int, PruningLoss] = {}
+        for batch in self._batches([len(sentence) for sentence in sentences]):
+            some = self._forests.loss([sentences[number] for number in batch], self.prune, self._loss_bound)
+            found.update(zip(batch, some, strict=True))
+        return [found[number] for number in range(len(sentences))]
+
+    @cached_property
+    def _loss_bound(self) -> LossBound:
+        return LossBound(self._grammar)
+
     def grammar(self) -> object:
         """The model's grammar (ParserI)."""
         return self.model.grammar
@@ -212,6 +234,10 @@ class Parser(ParserI):  # type: ignore[misc]
         update: Callable[[int], object] | None,
         request: Request,
     ) -> list[list[Parse]]:
+        if self.exact and (request.wanted.trees > 1 or request.wanted.spans):
+            raise InputError(
+                "prune=exact keeps the best tree alone: other trees and posteriors of phrases need another."
+            )
         sentences = self._sentences(
             sentences_of(sents), None if tags is None else listed("tags", tags, "a list for each sentence")
         )
@@ -404,9 +430,12 @@ class Parser(ParserI):  # type: ignore[misc]
     def _forests_by(self, coarse: CoarseGrammar) -> "Forests":
         coarse = covered(coarse).to(self.device, self._grammar.root.dtype)
         coarse_words = WordScores(self.lexicon, coarse.grammar)
-        return Forests(
-            self._words, coarse_words, CoarseToFine(self._grammars, coarse, self.decoder, self._stages), self.device
+        charts = (
+            ExactViterbi(self._grammars[0], coarse, self._stages)
+            if self.exact
+            else CoarseToFine(self._grammars, coarse, self.decoder, self._stages)
         )
+        return Forests(self._words, coarse_words, charts, self.device)
 
 
 @dataclass(frozen=True)
@@ -422,6 +451,14 @@ class Forests:
         words = [each.of(sentences) for each in self.words]
         lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
         return self.coarse_to_fine.parse(words, self.coarse_words.of(sentences), lengths, threshold, wanted)
+
+    def loss(self, sentences: list[Sentence], threshold: float, bound: LossBound) -> list[PruningLoss]:
+        """Of what the threshold leaves of each sentence."""
+        words = self.words[0].of(sentences)
+        lengths = torch.tensor([len(sentence) for sentence in sentences], device=self.device)
+        pruning = self.coarse_to_fine.pruning
+        forest, kept = pruning.forest(words, self.coarse_words.of(sentences), lengths, threshold)
+        return bound.of(words.double(), lengths, forest, kept)
 
 
 def default_decoder(models: Sequence[Model]) -> str:

@@ -17,7 +17,7 @@ from running import ROOT, call, options_of
 import lvpcfg
 from lvpcfg import InputError, corpus, read_trees, write_trees
 from lvpcfg.estimate.estimator import Options
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.registry import ESTIMATORS, JOBS
 
 HEAVY = {"torch", "nltk", "scipy", "matplotlib", "numpy"}
@@ -122,7 +122,7 @@ def test_the_help_of_a_choice(capfd):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["job=prase"], "job is 'prase': expected calibrate, compress, demo"),
+        (["job=prase"], "job is 'prase': expected calibrate, check, compress, demo"),
         (["job=train", "estimator=me"], "estimator is 'me'"),
     ],
 )

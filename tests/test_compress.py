@@ -22,7 +22,7 @@ from lvpcfg.grammar.expectations import rewrites
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.trees.treebank import Symbols
 from lvpcfg.trees.walk import words
 

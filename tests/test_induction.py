@@ -16,7 +16,7 @@ from lvpcfg.estimate.estimator import Task
 from lvpcfg.estimate.gradient import GradientOptions, gradient
 from lvpcfg.estimate.induction import random_model
 from lvpcfg.estimate.sentences import SENTENCE
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.neural import NeuralGrammarLayer
 from lvpcfg.nn import VALUES, GrammarLayer
 from lvpcfg.trees.brackets import write_trees

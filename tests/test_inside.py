@@ -188,6 +188,18 @@ def test_log_z_alone_may_stay_in_rank_space(name, signed, dtype):
     assert torch.equal(sign, expected_sign)
 
 
+def test_an_impossible_sentence_is_impossible_in_rank_space_too():
+    """By log-sum-exp as well, which is what has the last word."""
+    case = make("cp")
+    u, v, w = torch.rand(2, 3, dtype=F64), torch.rand(2, 5, dtype=F64), torch.rand(2, 5, dtype=F64)
+    v[0, 3:] = w[0, 3:] = v[1, :3] = w[1, :3] = 0  # two phrases, or two words: never three words
+    form = cp_form(torch.rand(5, dtype=F64), u, v, w)
+    assert isinstance(form.for_log_z, RankSpace)
+    log_z, sign = log_partition(form, case.leaf(4, 2), torch.tensor([4, 3]))
+    assert log_z.isfinite().tolist() == [True, False]
+    assert sign.tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("cp")])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="sparse products on the CPU are those of MKL")

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.jobs import board, story
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.brackets import format_tree
 
@@ -38,7 +38,7 @@ from lvpcfg.trees.brackets import format_tree
         (["data.train=a.mrg"], "job=demo does not use 'data.train': it is an option of job=train."),
         (
             ["job=train", "model=a"],
-            "job=train does not use 'model': it is an option of job=calibrate or job=compress or job=evaluate or",
+            "job=train does not use 'model': it is an option of job=calibrate or job=check or job=compress or",
         ),
         (["decoder=best"], "decoder is 'best': expected max-rule, max-rule-sum,"),
         (["threads=0"], "threads is 0: expected 1, 2, ..."),
@@ -56,7 +56,8 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tag, trade",
+            "job is 'tain': expected calibrate, check, compress, demo, evaluate, import, inspect, parse, profile, tag, "
+            "tightness, tradeoff",
         ),
         (
             ["estimator=count2"],

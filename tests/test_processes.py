@@ -25,7 +25,7 @@ from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.estimate.states import merge_losses
 from lvpcfg.estimate.terms import term_losses
 from lvpcfg.jobs import board
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.registry import ESTIMATORS
 from lvpcfg.trees.treebank import build_treebank
 

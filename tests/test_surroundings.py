@@ -10,7 +10,7 @@ from running import arguments, begin, call, options_of
 
 from lvpcfg import Model, corpus, train, write_trees
 from lvpcfg.errors import printable
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.jobs.run import Run, Terminal
 from lvpcfg.registry import JOBS
 

@@ -16,7 +16,7 @@ from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.pictures import draw_tradeoff
 from lvpcfg.evaluation.tradeoff import read_rows, write_rows
 from lvpcfg.jobs import candidates
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.jobs.tradeoff import Settings
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.walk import words

@@ -1,7 +1,7 @@
 """What a grammar is expected to produce: M_ab, the expected number of b's in one rewrite of a."""
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from lvpcfg.grammar.grammar import Grammar
@@ -42,4 +42,25 @@ def spectral_radius(grammar: Grammar) -> float:
     inner = grammar.interminal_states
     binary, unary = (matrix[:, :inner] for matrix in rewrites(grammar))
     m = binary + binary @ unary if grammar.closed else binary + unary
-    return float(torch.linalg.eigvals(m).abs().max())
+    return radius(m)
+
+
+def radius(matrix: Float64[Tensor, "x x"]) -> float:
+    """The spectral radius: the largest of those of its strongly connected components."""
+    if not len(matrix):
+        return 0.0
+    component, _ = components(matrix != 0)
+    largest = float(matrix.diagonal().abs().max())  # components of one
+    for first, size in zip(*component.unique(return_counts=True), strict=True):
+        if size > 1:
+            some = (component == first).nonzero().squeeze(1)
+            largest = max(largest, float(torch.linalg.eigvals(matrix[some][:, some]).abs().max()))
+    return largest
+
+
+def components(depends: Bool[Tensor, "x x"]) -> tuple[Int64[Tensor, "x"], Bool[Tensor, "x x"]]:
+    """The first member of the strongly connected component of each unknown, and what each reaches, itself as well."""
+    reach = depends | torch.eye(len(depends), dtype=torch.bool)
+    while bool((more := reach.float() @ reach.float() > 0).ne(reach).any()):
+        reach = more
+    return (reach & reach.T).int().argmax(1), reach

@@ -100,7 +100,8 @@ class Grammar:
 
     def row_sums_without_binary(self) -> Float[Tensor, "states"]:
         """The sum of the unary rules and words alone that each (a, h) rewrites to."""
-        return torch.cat([self.unary_matrix().sum(1), self.lexical.column_sums()])
+        unary = self.unary.new_zeros(self.interminal_states).index_add(0, self.unary_states()[0], self.unary)
+        return torch.cat([unary, self.lexical.column_sums()])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Grammar":
         """The same grammar on another device or in another floating-point type."""

@@ -116,10 +116,17 @@ class RuleCP(BinaryRules):
         sums = (self.u * (self.v.sum(2) * self.w.sum(2)).unsqueeze(2)).sum(1)  # [some, widest]
         return self.exact.row_sums().index_add(0, self.parent_states.flatten(), sums.flatten())
 
-    def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "RuleCP":
-        return self.with_tensors(
-            {"values": self.exact.scaled(factor).values, "u": self.u * factor[self.parent_states].unsqueeze(1)}
-        )
+    def scaled(
+        self, parent: Float[Tensor, "interminal_states"], child: Float[Tensor, "states"] | None = None
+    ) -> "RuleCP":
+        v, w = self.v, self.w
+        if child is not None:
+            first, last = self.first_state[self.rules[self.cp_rules]].unsqueeze(2), sum(self.state_counts) - 1
+            state = (first + torch.arange(v.shape[2], device=first.device)).clamp_max(last)  # padding is zero
+            v, w = v * child[state[:, 1]].unsqueeze(1), w * child[state[:, 2]].unsqueeze(1)
+        values = self.exact.scaled(parent, child).values
+        u = self.u * parent[self.parent_states].unsqueeze(1)
+        return self.with_tensors({"values": values, "u": u, "v": v, "w": w})
 
     def for_forests(self) -> ForestRules:
         return ForestRules(self.values, self)

@@ -48,8 +48,25 @@ class RuleTensors(BinaryRules):
     def row_sums(self) -> Float[Tensor, "states"]:
         return self.values.new_zeros(sum(self.state_counts)).index_add(0, self.parent_states, self.values)
 
-    def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "RuleTensors":
-        return self.with_tensors({"values": self.values * factor[self.parent_states]})
+    def scaled(
+        self, parent: Float[Tensor, "interminal_states"], child: Float[Tensor, "states"] | None = None
+    ) -> "RuleTensors":
+        values = self.values * parent[self.parent_states]
+        if child is not None:
+            left, right = self.child_states()
+            values = values * child[left] * child[right]
+        return self.with_tensors({"values": values})
+
+    def child_states(self) -> tuple[Int64[Tensor, "numbers"], Int64[Tensor, "numbers"]]:
+        """The states of the left and of the right child that each number of `values` is of."""
+        m, (_, b, c) = self.states, self.rules.unbind(1)
+        volume = m[self.rules].prod(1)
+        within = torch.arange(len(self.values), device=m.device) - torch.repeat_interleave(self.starts[:-1], volume)
+        first_b, first_c, m_b, m_c = (
+            torch.repeat_interleave(of_rule, volume)
+            for of_rule in (self.first_state[b], self.first_state[c], m[b], m[c])
+        )
+        return first_b + within // m_c % m_b, first_c + within % m_c
 
     def transformed(
         self,

@@ -167,19 +167,30 @@ class BinaryRules(ABC):
 
     # What is known of them
 
-    def rewrites(self) -> Float64[Tensor, "interminal_states states"]:
-        """How often each state is a child in one rewrite of a parent state by a binary rule: B in M = B + R."""
+    def rewrites(self, worth: Float64[Tensor, "states"] | None = None) -> Float64[Tensor, "interminal_states states"]:
+        """How often each state is a child in one rewrite of a parent state by a binary rule: B in M = B + R.
+
+        With a worth z of states, the derivative of T(z, z) by z: a child counts as much as its sibling is worth.
+        """
         first, inner, states = self.first_state, self.interminal_states, sum(self.state_counts)
         total = torch.zeros(inner * states, dtype=torch.float64, device=self.rules.device)
+        worth = total.new_ones(states) if worth is None else worth
         for rules, tensors in self.padded():
-            parent, *children = (
+            parent, left, right = (
                 _state_numbers(first, symbol, size)
                 for symbol, size in zip(rules.unbind(1), tensors.shape[1:], strict=True)
             )
-            for child, sums in zip(children, (tensors.double().sum(3), tensors.double().sum(2)), strict=True):
-                entry = parent.clamp_max(inner - 1).unsqueeze(2) * states + child.clamp_max(states - 1).unsqueeze(1)
-                total = total.index_add(0, entry.flatten(), sums.flatten())  # padding adds zeros
+            left, right, t = left.clamp_max(states - 1), right.clamp_max(states - 1), tensors.double()
+            sums = (t @ worth[right].view(len(t), 1, -1, 1)).squeeze(3), torch.einsum("rxyz,ry->rxz", t, worth[left])
+            for child, of_child in zip((left, right), sums, strict=True):
+                entry = parent.clamp_max(inner - 1).unsqueeze(2) * states + child.unsqueeze(1)
+                total = total.index_add(0, entry.flatten(), of_child.flatten())  # padding adds zeros
         return total.view(inner, states)
+
+    @property
+    def few_terms(self) -> Factors | None:
+        """U, V, W of one CP form of all rules, if that has fewer terms than there are states of interminals."""
+        return None
 
     def row_sums(self) -> Float[Tensor, "states"]:
         """The sum of each (a, h) over its rules and their children's states."""
@@ -204,9 +215,11 @@ class BinaryRules(ABC):
         """
         return self.written_out().transformed(state_counts, parent, child)
 
-    def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "BinaryRules":
-        """Every T with its parent states multiplied by `factor`."""
-        return self.written_out().scaled(factor)
+    def scaled(
+        self, parent: Float[Tensor, "interminal_states"], child: Float[Tensor, "states"] | None = None
+    ) -> "BinaryRules":
+        """Every T with its parent states multiplied by `parent`, and the states of both its children by `child`."""
+        return self.written_out().scaled(parent, child)
 
     def conditional(self: "Self") -> "Self":
         """With rows that sum to 1 for the children of terms: expected counts become p(b, h | term)."""

@@ -190,16 +190,24 @@ class WholeCP(BinaryRules):
             found.append((torch.nn.functional.pad(factor, (0, 1)), columns))
         return found
 
-    def rewrites(self) -> Float64[Tensor, "interminal_states states"]:
+    def rewrites(self, worth: Float64[Tensor, "states"] | None = None) -> Float64[Tensor, "interminal_states states"]:
         u, v, w = (factor.detach().double() for factor in (self.u, self.v, self.w))
-        return u.T @ (v * w.sum(1, keepdim=True) + w * v.sum(1, keepdim=True))
+        worth = v.new_ones(v.shape[1]) if worth is None else worth
+        return u.T @ (v * (w @ worth).unsqueeze(1) + w * (v @ worth).unsqueeze(1))
+
+    @property
+    def few_terms(self) -> Factors | None:
+        return self.factors if self.factors.rank < self.interminal_states else None
 
     def row_sums(self) -> Float[Tensor, "states"]:
         sums = (self.v.sum(1) * self.w.sum(1)) @ self.u
         return torch.nn.functional.pad(sums, (0, self.v.shape[1] - len(sums)))
 
-    def scaled(self, factor: Float[Tensor, "interminal_states"]) -> "WholeCP":
-        return self.with_tensors({"u": self.u * factor}, zeros_stay=True)
+    def scaled(
+        self, parent: Float[Tensor, "interminal_states"], child: Float[Tensor, "states"] | None = None
+    ) -> "WholeCP":
+        v, w = (self.v, self.w) if child is None else (self.v * child, self.w * child)
+        return self.with_tensors({"u": self.u * parent, "v": v, "w": w}, zeros_stay=True)
 
     def transformed(
         self,

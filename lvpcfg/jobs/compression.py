@@ -17,10 +17,10 @@ from lvpcfg.decompose.dense import Difference, divergence, rule_tensor
 from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.pictures import draw_errors
-from lvpcfg.grammar.expectations import spectral_radius
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.tightness import tightness
 from lvpcfg.jobs.compress import CompressOptions
 from lvpcfg.jobs.options import one_folder
 from lvpcfg.jobs.run import Run
@@ -49,6 +49,9 @@ def run(config: CompressOptions, run: Run) -> None:
     else:
         _show_one_form(found, found.factors, found.difference, run)
         _say_bounds_of_one_form(found, found.factors, found.difference, run)
+    found_tight = tightness(found.model)
+    run.result |= found_tight.figures()
+    run.say(found_tight.line())
     _say_sizes(found, source, target, run)
 
 
@@ -157,15 +160,12 @@ def _show_one_form(found: Compression, factors: Factors, difference: Difference,
         "compression": found.before / found.after,
         "row_sum_least": float(sums.min()),
         "row_sum_largest": float(sums.max()),
-        "spectral_radius": spectral_radius(found.model.grammar),
         "kl": divergence(grammar, factors),
     }
     _keep(run, figures)
-    radius = figures["spectral_radius"]
     run.say(
         f"What a state rewrites to adds up to {figures['row_sum_least']:.6f} at the least and "
-        f"{figures['row_sum_largest']:.6f} at the most (1 is normalised); "
-        f"the spectral radius is {radius:.4f}, {'tight' if radius < 1 else 'not tight'}."
+        f"{figures['row_sum_largest']:.6f} at the most (1 is normalised)."
     )
     if math.isfinite(figures["kl"]):
         run.say(f"The Kullback-Leibler divergence of its trees is {figures['kl']:.4g} nats a tree.")

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lvpcfg import processes
 from lvpcfg.errors import InputError, is_out_of_memory, printable, show
-from lvpcfg.jobs.check import problem_with
+from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.jobs.config import typed
 from lvpcfg.processes import LostError
 from lvpcfg.registry import JOBS, configuration_folder

@@ -14,6 +14,7 @@ from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.tagging import score_tags
 from lvpcfg.files import read_text
 from lvpcfg.grammar.model import Model
+from lvpcfg.grammar.tightness import tightness
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.train import TrainOptions, is_conllu, is_text
 from lvpcfg.parser import Parser
@@ -73,6 +74,9 @@ class Material(Protocol):
 
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
         """The estimator of the model in a folder, and its sizes."""
+
+    def warn(self, folder: Path, run: Run) -> None:
+        """Of what is wrong with the model in a folder, if anything is, and what helps."""
 
 
 def read_material(config: TrainOptions, run: Run) -> Material:
@@ -145,6 +149,20 @@ class TreeMaterial:
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
         return about_grammar(Model.load(folder))
 
+    def warn(self, folder: Path, run: Run) -> None:
+        """Where smoothing has moved so much probability to rules that grow that some trees never end."""
+        grammar = Model.load(folder).grammar
+        if grammar.signed:
+            return
+        found = tightness(grammar)
+        if found.normalised and not found.tight:
+            mass = "infinite weight" if found.mass is None else f"{100 * found.mass:.4g} % of the probability"
+            run.say(
+                f"Warning: the grammar is not tight. Its finite trees have {mass}, as smoothing can do. "
+                f"The remedy: job=tightness model={folder} renormalised=FOLDER, or lvpcfg.renormalise(model), makes it "
+                "tight and leaves the probabilities of trees given their words."
+            )
+
 
 class TaggedMaterial:
     """Sentences with the tags of their words."""
@@ -202,6 +220,9 @@ class TaggedMaterial:
             "tags": len(model.grammar.tags),
             "states": len(model.grammar.chain.initial),
         }
+
+    def warn(self, folder: Path, run: Run) -> None:
+        """Nothing: sentences have the length they have."""
 
 
 def about_grammar(model: Model) -> tuple[str, dict[str, int]]:

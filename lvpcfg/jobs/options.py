@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.options import DECODERS, DTYPE_NAMES
+from lvpcfg.options import DECODERS, DTYPE_NAMES, expect_prune
 from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
@@ -26,7 +26,7 @@ class DeviceOptions:
 class ParserOptions(DeviceOptions):
     decoder: str | None
     dtype: str
-    prune: float
+    prune: Any  # a posterior, or exact
     batch_tokens: int
     max_length: int
 
@@ -35,8 +35,9 @@ class ParserOptions(DeviceOptions):
         if self.decoder is not None:
             expect("decoder", self.decoder, DECODERS)
         expect("dtype", self.dtype, DTYPE_NAMES)
-        if not 0 <= self.prune < 1:
-            raise InputError(f"prune is {self.prune}: expected a posterior from 0 to 1, such as 5e-5.")
+        if type(self.prune) is int:
+            self.prune = float(self.prune)
+        expect_prune(self.prune, self.decoder)
         expect_positive(self, "batch_tokens", "max_length")
 
     def parser(self) -> dict[str, Any]:

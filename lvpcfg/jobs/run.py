@@ -72,7 +72,7 @@ def peak_memory() -> float:
 class Run:
     folder: Path
     console: Console
-    result: dict[str, float] = field(default_factory=dict)  # what scripts and sweeps read
+    result: dict[str, Any] = field(default_factory=dict)  # what scripts and sweeps read
     config: str = ""  # as it was composed
     command: str = "lvpcfg"  # as it was called, but for what chooses the run folder
     chosen_by: str = "f1"  # the figure that sweepers are given

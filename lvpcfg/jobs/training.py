@@ -95,6 +95,7 @@ def conclude(trainings: "list[Training]", run: Run) -> None:
         training.show()
     run.result |= best.best | {f"last_{name}": value for name, value in best.records[-1].items()}
     run.result |= {"seed": best.seed, "train_seconds": sum(training.seconds for training in trainings)}
+    best.material.warn(run.folder / "model", run)
     if len(trainings) > 1:
         run.say(f"The best of {len(trainings)} restarts is the one with seed {best.seed}.")
 

@@ -107,8 +107,10 @@ class Fine:
 
     def best_derivations(self) -> tuple[Int64[Tensor, "nodes_and_2"], Float64[Tensor, "sentences"]]:
         """Viterbi: the edge of each node in the best derivations, -1 elsewhere; and log Z."""
-        arguments = (self.plan, self.rules.values, self.leaf)
-        return best_derivations(*arguments), log_partition(*arguments)[0]
+        return best_derivations(self.plan, self.rules.values, self.leaf), self.log_z()
+
+    def log_z(self) -> Float64[Tensor, "sentences"]:
+        return log_partition(self.plan, self.rules.values, self.leaf)[0]
 
     def best_scores(self) -> Float64[Tensor, "nodes_and_2 states"]:
         """The logarithm of the best derivation below each state of each node."""

@@ -33,6 +33,8 @@ def rules(form: Form, by_rule: bool) -> tuple[Rules, ...]:
         return (Rules.from_tensor(form.rules),)
     if isinstance(form, CPForm):
         u, inner, outer = form.weights
+        if not form.lifts:  # its states are its terms
+            u = torch.eye(len(u), dtype=u.dtype, device=u.device)
         v, w = torch.cat([inner, outer]).T.tensor_split(2)
         return (Rules.from_cp(u, v, w),)
     assert isinstance(form, TensorForm)

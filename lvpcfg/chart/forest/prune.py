@@ -191,7 +191,7 @@ class Coarse:
                         sentence = take(numbers, take(solution.sentences, nodes.sentence))
                         parts.append((edges, replace(nodes, sentence=sentence)))
         with self.stages.stage("gather"):
-            return self._joined(parts, lengths, ascending[-1])
+            return joined(self.rules, len(self.grammar.binary_rules), parts, lengths, ascending[-1])
 
     @torch.inference_mode()
     def _survivors(
@@ -306,32 +306,35 @@ class Coarse:
             add(take(term, item), posterior, take(width, item), take(row, item), split)
         return Splits.joined(found)
 
-    def _joined(self, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor, longest: int) -> tuple[Forest, Nodes]:
-        """The forest of all charts."""
-        device, sentences = lengths.device, len(lengths)
-        binary, steps = len(self.grammar.binary_rules), len(self.rules.steps)
-        edges = Edges(*(torch.cat(columns) for columns in _columns([edges for edges, _ in parts])))
-        nodes = Nodes(*(torch.cat(columns) for columns in _columns([nodes for _, nodes in parts])))
-        begin = starts_of(torch.tensor([len(some.symbol) for _, some in parts], device=device))
-        number, unit = len(nodes.symbol), len(nodes.symbol) + sentences + 1
-        shift, shift_of_roots = (
-            take(begin, torch.repeat_interleave(torch.tensor(sizes, device=device), output_size=sum(sizes)))
-            for sizes in ([len(some.rule) for some, _ in parts], [len(some.roots) for some, _ in parts])
-        )
-        step, roots = edges.right < 0, edges.roots + shift_of_roots
-        level, rule, parent, left, right = map(
-            torch.cat,
-            (
-                (2 * edges.width + step.long(), torch.full_like(roots, 2 * longest + 2)),
-                (edges.rule, binary + steps + take(nodes.symbol, roots)),
-                (edges.parent + shift, number + take(nodes.sentence, roots)),
-                (edges.left + shift, roots),
-                (torch.where(step, unit, edges.right + shift), torch.full_like(roots, unit)),
-            ),
-        )
-        leaves = true_indices(~nodes.top & (nodes.symbol >= self.inner))
-        tops = number + torch.arange(sentences, device=device)
-        return Forest(number + sentences, level, rule, parent, left, right, leaves, tops), nodes
+
+def joined(
+    rules: FineRules, binary: int, parts: Sequence[tuple[Edges, Nodes]], lengths: Tensor, longest: int
+) -> tuple[Forest, Nodes]:
+    """The forest of all charts, of rules of which so many are binary."""
+    device, sentences = lengths.device, len(lengths)
+    steps = len(rules.steps)
+    edges = Edges(*(torch.cat(columns) for columns in _columns([edges for edges, _ in parts])))
+    nodes = Nodes(*(torch.cat(columns) for columns in _columns([nodes for _, nodes in parts])))
+    begin = starts_of(torch.tensor([len(some.symbol) for _, some in parts], device=device))
+    number, unit = len(nodes.symbol), len(nodes.symbol) + sentences + 1
+    shift, shift_of_roots = (
+        take(begin, torch.repeat_interleave(torch.tensor(sizes, device=device), output_size=sum(sizes)))
+        for sizes in ([len(some.rule) for some, _ in parts], [len(some.roots) for some, _ in parts])
+    )
+    step, roots = edges.right < 0, edges.roots + shift_of_roots
+    level, rule, parent, left, right = map(
+        torch.cat,
+        (
+            (2 * edges.width + step.long(), torch.full_like(roots, 2 * longest + 2)),
+            (edges.rule, binary + steps + take(nodes.symbol, roots)),
+            (edges.parent + shift, number + take(nodes.sentence, roots)),
+            (edges.left + shift, roots),
+            (torch.where(step, unit, edges.right + shift), torch.full_like(roots, unit)),
+        ),
+    )
+    leaves = true_indices(~nodes.top & (nodes.symbol >= rules.inner))
+    tops = number + torch.arange(sentences, device=device)
+    return Forest(number + sentences, level, rule, parent, left, right, leaves, tops), nodes
 
 
 def _over_splits(

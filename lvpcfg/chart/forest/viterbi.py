@@ -16,7 +16,14 @@ from lvpcfg.chart.semirings import safe_log
 def best_derivations(
     plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"], logarithms: bool = False
 ) -> Int64[Tensor, "nodes_and_2"]:
-    """The edge of each node in the best derivation of its sentence, -1 elsewhere.
+    """The edge of each node in the best derivation of its sentence, -1 elsewhere."""
+    return best_states(plan, rules, leaf, logarithms)[0]
+
+
+def best_states(
+    plan: Plan, rules: Float[Tensor, "numbers"], leaf: Float[Tensor, "leaves states"], logarithms: bool = False
+) -> tuple[Int64[Tensor, "nodes_and_2"], Int64[Tensor, "nodes_and_2"]]:
+    """The edge and the state of each node in the best derivation of its sentence, -1 elsewhere.
 
     `rules` and `leaf` are non-negative. Sentences that have no derivation are computed again in float64, and then by
     logarithms.
@@ -26,15 +33,16 @@ def best_derivations(
         alpha = LogScores(plan, [*weights], leaf, best=True).alpha
         return _downwards(plan, weights, alpha, None)
     scores = plan.inside([*weights], leaf, best=True)
-    chosen = _downwards(plan, weights, scores.alpha, scores.exponent)
+    chosen, states = _downwards(plan, weights, scores.alpha, scores.exponent)
     failed = _failed(plan, scores)
     if bool(failed.any()):
         again, part = plan.part(true_indices(failed))
         words = take(leaf, part.leaves).double()
-        edges = best_derivations(again, rules, words, logarithms=leaf.dtype == torch.float64)[:-2]
+        edges, better = best_states(again, rules, words, logarithms=leaf.dtype == torch.float64)
         numbers = torch.nn.functional.pad(part.edges, (0, 1), value=-1)  # the last one is that of -1
-        chosen.index_copy_(0, part.nodes, numbers[edges])
-    return chosen
+        chosen.index_copy_(0, part.nodes, numbers[edges[:-2]])
+        states.index_copy_(0, part.nodes, better[:-2])
+    return chosen, states
 
 
 def best_scores(
@@ -60,8 +68,8 @@ def _failed(plan: Plan, scores: Scores) -> Bool[Tensor, "sentences"]:
     return ~scores.log_z.isfinite() & ~(take(scores.exponent, plan.forest.tops) < IMPOSSIBLE / 2)
 
 
-def _downwards(plan: Plan, weights: list[Tensors], alpha: Tensor, exponent: Tensor | None) -> Tensor:
-    """From the best inside scores [nodes + 2, states] to the edges that attain them.
+def _downwards(plan: Plan, weights: list[Tensors], alpha: Tensor, exponent: Tensor | None) -> tuple[Tensor, Tensor]:
+    """From the best inside scores [nodes + 2, states] to the edges that attain them, and their parents' states.
 
     The scores are logarithms where there are no exponents.
     """
@@ -101,4 +109,4 @@ def _downwards(plan: Plan, weights: list[Tensors], alpha: Tensor, exponent: Tens
             state.index_copy_(0, torch.where(won, child, forest.nodes), of_child)
             state[forest.nodes] = -1
     chosen[forest.nodes :] = -1
-    return chosen
+    return chosen, state
