@@ -12,7 +12,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from running import SETTINGS, run
-from strategies import random_model
+from strategies import gaussians, random_model
 
 from lvpcfg import InputError, Model, Parser, compress, write_trees
 from lvpcfg.decompose.child_types import cover_by_child_types
@@ -61,6 +61,10 @@ def make(name: str) -> Model:
         cover = cover_by_child_types(rule_tensor(replace(grammar, binary=binary)))
         flip = 1 - 2 * (torch.arange(len(cover.v)) % 2).unsqueeze(1).to(cover.v) if signed else 1
         binary = WholeCP.from_factors(replace(cover, v=cover.v * flip, u=cover.u * flip), binary)
+    elif name.startswith("Gaussians"):
+        binary = gaussians(grammar, 2, signed)
+    elif name.startswith("tied Gaussians"):
+        binary = gaussians(grammar, 0, signed)
     elif signed:
         binary = binary.with_tensors({"values": binary.values - 0.02})
     return replace(model, grammar=replace(grammar, binary=binary))
@@ -74,8 +78,9 @@ def written_out(model: Model) -> Model:
     return replace(model, grammar=replace(model.grammar, binary=tensors))
 
 
-PLAIN = ["tensors", "some rules", "all rules", "whole"]
-EVERY = PLAIN + [f"{name}, signed" for name in PLAIN]
+PLAIN = ["tensors", "some rules", "all rules", "whole", "Gaussians", "tied Gaussians"]
+# Tied Gaussians are computed with as tensors.
+EVERY = PLAIN + [f"{name}, signed" for name in PLAIN if name != "tied Gaussians"]
 
 
 @pytest.fixture(params=EVERY)
