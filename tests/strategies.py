@@ -83,6 +83,7 @@ def gaussians(
     if not k:
         sizes = [len(binary.values), len(grammar.unary), len(grammar.root)]
     numbers = [random(*shape, least=-0.5) for shape in product((len(grammar.root), children), (dimension, spreads))]
-    weights = [0.2 * random(size, least=-0.1 * signed) for size in sizes]
+    weights = [0.2 * random(size, least=-0.3 * signed) for size in sizes]
+    weights[2][k or binary.state_counts[0] :] = 0  # trees begin with the first symbol
     lane = (random(len(parents)) * binary.states[parents]).long()
     return GaussianRules(binary.state_counts, binary.interminals, binary.rules, unary, *numbers, *weights, lane)

@@ -18,6 +18,7 @@ from lvpcfg import InputError, Model, Parser, compress, write_trees
 from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.distributions import ModelTrees
+from lvpcfg.estimate.gaussian_start import with_mixtures
 from lvpcfg.evaluation.inspect import look_inside
 from lvpcfg.grammar import model as model_folder
 from lvpcfg.grammar import rules as rules_module
@@ -31,6 +32,9 @@ from lvpcfg.options import DECODERS
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = [["dog", "barks"], ["barks", "dog", "dog"], ["dog", "barks", "cats", "dog"], ["barks"]]
+
+
+MIXTURES = ("Gaussians", "tied Gaussians")
 
 
 def rule_cp(binary: RuleTensors, rules: list[int], signed: bool) -> RuleCP:
@@ -51,6 +55,9 @@ def make(name: str) -> Model:
     signed = name.endswith("signed")
     model = random_model(1, (2, 3, 1, 4))
     grammar = replace(model.grammar, unary=model.grammar.unary * 0.05)
+    if name.startswith(MIXTURES):
+        mixed = gaussians(grammar, 2 if name.startswith(MIXTURES[0]) else 0, signed)
+        return replace(model, grammar=with_mixtures(grammar, mixed, grammar.lexical))
     binary = grammar.binary.with_tensors({"values": grammar.binary.values * 0.1})
     if name.startswith("some rules"):
         binary = rule_cp(binary, [0, 2], signed)
@@ -61,10 +68,6 @@ def make(name: str) -> Model:
         cover = cover_by_child_types(rule_tensor(replace(grammar, binary=binary)))
         flip = 1 - 2 * (torch.arange(len(cover.v)) % 2).unsqueeze(1).to(cover.v) if signed else 1
         binary = WholeCP.from_factors(replace(cover, v=cover.v * flip, u=cover.u * flip), binary)
-    elif name.startswith("Gaussians"):
-        binary = gaussians(grammar, 2, signed)
-    elif name.startswith("tied Gaussians"):
-        binary = gaussians(grammar, 0, signed)
     elif signed:
         binary = binary.with_tensors({"values": binary.values - 0.02})
     return replace(model, grammar=replace(grammar, binary=binary))
@@ -78,9 +81,9 @@ def written_out(model: Model) -> Model:
     return replace(model, grammar=replace(model.grammar, binary=tensors))
 
 
-PLAIN = ["tensors", "some rules", "all rules", "whole", "Gaussians", "tied Gaussians"]
+PLAIN = ["tensors", "some rules", "all rules", "whole", *MIXTURES]
 # Tied Gaussians are computed with as tensors.
-EVERY = PLAIN + [f"{name}, signed" for name in PLAIN if name != "tied Gaussians"]
+EVERY = PLAIN + [f"{name}, signed" for name in PLAIN if name != MIXTURES[1]]
 
 
 @pytest.fixture(params=EVERY)
