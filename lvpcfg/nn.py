@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from lvpcfg.chart.derivations import Skeletal
 from lvpcfg.chart.fast.build import form, with_parameters
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.forms import TensorForm
 from lvpcfg.chart.forest.candidates import with_trees
 from lvpcfg.chart.forest.observed import ForestOverWords, ObservedTrees, RuleNumbers
 from lvpcfg.chart.forest.prune import FineRules
@@ -372,8 +374,12 @@ class Structure:
         self.grammar, self.symbol_of_state = grammar, grammar.symbol_of_state.tolist()
         for name in grammar.binary.structure + grammar.binary.of_zeros:  # found out now, and kept by `with_tensors`
             getattr(grammar.binary, name)
-        self.form = form(grammar)
         self._pruning: tuple[Pruning, LexicalTable] | None = None
+
+    @cached_property
+    def form(self) -> TensorForm | CPForm:
+        """Of whole charts."""
+        return form(self.grammar)
 
     @cached_property
     def forest_rules(self) -> FineRules:

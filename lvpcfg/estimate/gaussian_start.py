@@ -21,8 +21,6 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rules import starts_of, transformed
 from lvpcfg.trees.lexicon import LexicalTable
 
-OWN, SHARED, TIED = SHARING = ("own", "shared", "tied")
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -130,3 +128,19 @@ def _in_equal_parts(table: LexicalTable, parts: int, factor: float) -> LexicalTa
         backoff=(table.backoff * factor).repeat_interleave(parts, 1),
         widest=table.widest * parts,
     )
+
+
+def places(
+    states: Int64[Tensor, "symbols"], dimension: int, apart: float, dtype: torch.dtype
+) -> Float[Tensor, "states d"]:
+    """Means of the lanes of each symbol on a grid around 0, so far from their neighbours."""
+    symbol = torch.repeat_interleave(states)
+    number = torch.arange(len(symbol)) - starts_of(states)[symbol]
+    side = states.double().pow(1 / dimension).sub(1e-9).ceil().long()[symbol]  # of the cube that holds all lanes
+    columns = []
+    for _ in range(dimension):
+        columns.append(number % side)
+        number = number // side
+    grid = torch.stack(columns, 1).to(dtype)
+    sums, sizes = torch.zeros(len(states), dimension, dtype=dtype).index_add(0, symbol, grid), states.unsqueeze(1)
+    return apart * (grid - (sums / sizes)[symbol])

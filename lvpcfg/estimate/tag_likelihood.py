@@ -86,7 +86,7 @@ class TagLikelihood:
             network = CharacterNetwork.new(len(task.layout.lexicon.alphabet), states, generator)
             grammar = replace(grammar, lexical=replace(grammar.lexical, network=network))
         self.module = TagLayer(grammar.to(task.device, torch.float32), str(options.parametrisation)).to(task.device)
-        self.members = random_batches(task.corpus.lengths.tolist(), options.descent.batch_tokens, task.seed)
+        self.members = random_batches(*options.batch(task.corpus.lengths.tolist()), task.seed)
 
     @property
     def figure(self) -> str:
