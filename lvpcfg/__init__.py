@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg import distributions as distributions
     from lvpcfg import nn as nn
+    from lvpcfg import sequence as sequence
     from lvpcfg.calibration import Calibration as Calibration
     from lvpcfg.calibration import calibrate as calibrate
     from lvpcfg.decompose.compress import compress as compress
@@ -67,6 +68,7 @@ _MODULES = {  # that the names are in
     "read_conllu": "trees.conllu",
     "read_trees": "trees.brackets",
     "register_signature": "trees.signatures",
+    "sequence": "sequence",
     "train": "estimate.train",
     "write_trees": "trees.brackets",
 }

@@ -40,6 +40,7 @@ from lvpcfg.chart.semirings import (
 from lvpcfg.chart.textbook import CFG
 from lvpcfg.errors import InputError, show
 from lvpcfg.grammar.model import Model
+from lvpcfg.sequence.distribution import HMMDistribution as HMMDistribution
 from lvpcfg.structures import Structures, checked_lengths, expect_number, exponentials, largest, remembered
 from lvpcfg.trees.binarise import binarise
 from lvpcfg.trees.lexicon import Lexicon

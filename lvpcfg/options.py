@@ -13,4 +13,5 @@ TAG_COLUMNS = ("upos", "xpos")  # of CoNLL-U
 DTYPE_NAMES = ("float32", "float64")
 TEXT, JSONL, CONLLU = INPUT_FORMATS = ("text", "jsonl", "conllu")
 BRACKETS, _, CONLL = OUTPUT_FORMATS = ("brackets", JSONL, "conll")
+TAG_FORMATS = INPUT_FORMATS  # of words with their tags
 _, RAY = BACKENDS = ("processes", "ray")

@@ -1,22 +1,22 @@
 """lvpcfg.Tagger: a model and sentences in, tags out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain as joined
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from jaxtyping import Float
 from nltk.tag.api import TaggerI
 from torch import Tensor
 from tqdm import tqdm
 
 from lvpcfg.device import usable_device
-from lvpcfg.errors import InputError, expect, show
+from lvpcfg.errors import InputError, expect, listed, show
 from lvpcfg.files import PathLike
 from lvpcfg.options import DTYPE_NAMES, RECALL, TAG_DECODERS
 from lvpcfg.parses import Counts
 from lvpcfg.sequence.decode import best_tags
 from lvpcfg.sequence.tagging import TaggingModel
 from lvpcfg.trees.lexicon import LexicalTable
-from lvpcfg.trees.sentences import sentences_of
+from lvpcfg.trees.sentences import WORDS, of_similar_length
 
 TOKENS = 1 << 12  # words of a batch
 LARGEST = 1 << 26  # numbers of a table of all words that is written out
@@ -80,7 +80,7 @@ class Tagger(TaggerI):  # type: ignore[misc]
 
         `progress` shows a bar; `update` is called with the number of sentences done, for another bar.
         """
-        given = sentences_of(sentences)
+        given = _sentences_of(sentences)
         found = self.tags_of(given, progress, update)
         return [list(zip(words, tags, strict=True)) for words, tags in zip(given, found, strict=True)]
 
@@ -93,7 +93,7 @@ class Tagger(TaggerI):  # type: ignore[misc]
         with tqdm(
             total=len(sentences), desc="tagging", unit=" sentences", disable=None if progress else True, leave=False
         ) as bar:
-            for batch in self._batches(sentences):
+            for batch in of_similar_length([len(words) for words in sentences], self.batch_tokens):
                 some = [sentences[number] for number in batch]
                 for number, words, tags in zip(batch, some, self._tagged(some), strict=True):
                     found[number] = [*map(name, tags[: len(words)])]
@@ -102,37 +102,38 @@ class Tagger(TaggerI):  # type: ignore[misc]
                     update(len(batch))
         return found
 
-    def _batches(self, sentences: Sequence[Sequence[str]]) -> Iterator[list[int]]:
-        """Of similar lengths, longest first."""
-        order = sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
-        batch, words = list[int](), 0
-        for number in order:
-            if batch and words + len(sentences[number]) > self.batch_tokens:
-                yield batch
-                batch, words = [], 0
-            batch.append(number)
-            words += len(sentences[number])
-        if batch:
-            yield batch
-
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: what float64 cannot hold is computed by autograd
     def _tagged(self, sentences: Sequence[Sequence[str]]) -> list[list[int]]:
         """The numbers of the tags of each; those behind the end of a sentence mean nothing."""
-        lengths = torch.tensor([len(words) for words in sentences])
-        padded = torch.nn.utils.rnn.pad_sequence(self._scores(sentences).split(lengths.tolist()), batch_first=True)
-        best, impossible = best_tags(self._grammar.chain, padded, lengths, len(self.tags), self.decoder)
+        lengths = [len(words) for words in sentences]
+        scores = self._scores(sentences, lengths)
+        best, impossible = best_tags(self._grammar.chain, scores, torch.tensor(lengths), len(self.tags), self.decoder)
         self.counts.sentences += len(sentences)
         self.counts.fallbacks += int(impossible.sum())
         found: list[list[int]] = best.tolist()
         return found
 
-    def _scores(self, sentences: Sequence[Sequence[str]]) -> Tensor:
-        """What each word is worth to the states; all sentences end to end."""
+    def _scores(self, sentences: Sequence[Sequence[str]], lengths: Sequence[int]) -> Float[Tensor, "batch n states"]:
+        """What each word is worth to the states; beyond the end of a sentence, whatever."""
         lexicon = self.model.lexicon
         if self._table is None:
-            return self._grammar.lexical.values_of(lexicon.tokens(sentences).to(self.device))
-        entries = torch.tensor([*joined.from_iterable(map(lexicon.encode, sentences))], device=self.device)
-        return self._table.index_select(0, entries)
+            return self._grammar.lexical.values_of(lexicon.tokens(sentences).padded(lengths).to(self.device))
+        longest = max(lengths)
+        entries = torch.tensor([lexicon.encode(words) + [0] * (longest - len(words)) for words in sentences])
+        return self._table.index_select(0, entries.to(self.device).flatten()).view(*entries.shape, -1)
+
+
+def _sentences_of(given: Iterable[Sequence[str]]) -> list[list[str]]:
+    """What a caller gave as sentences. Words may hold white space: they stand in no tree."""
+    expected = "a list of sentences, each a list of words"
+    sentences = [
+        listed(f"sentence {number}", words, WORDS)
+        for number, words in enumerate(listed("what is to be tagged", given, expected), 1)
+    ]
+    for number, words in enumerate(sentences, 1):
+        if not words or not all(isinstance(word, str) and word for word in words):
+            raise InputError(f"sentence {number} is {show(words)}: expected {WORDS}.")
+    return sentences
 
 
 def _written_out(table: LexicalTable) -> Tensor | None:

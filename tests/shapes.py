@@ -26,4 +26,5 @@ CHECKED = [
     "lvpcfg.chart.forest.candidates",
     "lvpcfg.chart.forest.viterbi",
     "lvpcfg.chart.decode",
+    "lvpcfg.sequence",
 ]

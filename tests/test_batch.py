@@ -24,6 +24,7 @@ from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader, Record
 from lvpcfg.calibration import Calibration, Scaling
 from lvpcfg.jobs import batch
+from lvpcfg.jobs.parse import PARSED
 from lvpcfg.parses import Parse, Span
 from lvpcfg.trees.brackets import trees_from_text
 from lvpcfg.trees.walk import words
@@ -410,7 +411,7 @@ def test_the_output_is_the_same_from_a_stream_and_in_other_pieces(job, tmp_path,
     job(batch_tokens=1000)
     assert (tmp_path / "out.mrg").read_bytes() == expected
     some = Corpus(((str(tmp_path / "in.txt"), Reader("text")),))
-    with batch.Progress(None, SimpleNamespace(result={})) as progress:
+    with batch.Progress(None, SimpleNamespace(result={}), PARSED) as progress:
         engine = batch.Local(parser, Writer(formats.BRACKETS))
         windows = batch._windows(engine.results(pieces.pieces(some.records(), 8, [4] * 10)), progress)
         assert b"".join(batch.in_order(window) for window in windows) == expected

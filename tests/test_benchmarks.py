@@ -101,3 +101,17 @@ def test_a_level_of_back_off_is_left_out(benchmark):
     levels = [torch.tensor(float(number)) for number in (8, 4, 2, 1)]
     assert benchmark.Without(-2)(levels, 0.5) == 0.5 * 8 + 0.25 * 4 + 0.25 * 1
     assert benchmark.Without(-3)(levels[1:], 0.5) == 0.5 * 4 + 0.25 * 2 + 0.25 * 1  # a unary rule has no such level
+
+
+@pytest.mark.parametrize("benchmark", ["sequences"], indirect=True)
+def test_sequences(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "LENGTH", 10)
+    monkeypatch.setattr(benchmark, "HELD_OUT", 5)
+    arguments = ["--words", "500", "1000", "--states", "2", "--symbols", "5", "--seeds", "1", "--iterations", "2"]
+    arguments += ["--error-states", "20", "--ranks", "2", "4", "--rank", "3", "--sizes", "8", "16"]
+    monkeypatch.setattr(sys, "argv", ["sequences.py", *arguments, "--output", str(tmp_path / "x.png")])
+    benchmark.main()
+    printed = capsys.readouterr().out
+    for text in ("2 states, 5 symbols", "NMF", "exact: CPU seconds ~ states ^", "rank 3: CPU seconds ~ states ^"):
+        assert text in printed
+    assert (tmp_path / "x.png").stat().st_size > 1000

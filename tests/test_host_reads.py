@@ -19,6 +19,8 @@ from lvpcfg.chart.forest.pruning import pruned
 from lvpcfg.decompose.coarse import covered
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.options import PRODUCT
+from lvpcfg.sequence.chain import Chain
+from lvpcfg.sequence.fast import log_partition as chain_log_partition
 
 # Operators whose result has a size that depends on numbers, and those that hand numbers to Python.
 OPERATORS = {
@@ -186,3 +188,12 @@ def test_both_ways_find_the_same(grammar, monkeypatch, threshold):
     assert [one[edge] for edge in one] == pytest.approx([two[edge] for edge in one], rel=1e-4, abs=1e-7)
     assert [best, tree] == others
     torch.testing.assert_close(log_z, log_z_too)
+
+
+@pytest.mark.parametrize("lengths", [None, [20, 3, 7]])
+def test_chains(lengths):
+    """The host waits for lengths, and for whether numbers are finite: log Z, backward scores, and derivatives."""
+    chain = Chain(torch.rand(4), (torch.rand(4, 2), torch.rand(2, 4)), torch.rand(4))
+    words, lengths = torch.rand(3, 20, 4, requires_grad=True), None if lengths is None else torch.tensor(lengths)
+    reads = host_reads(lambda: chain_log_partition(chain, words, lengths).sum().backward())
+    assert reads == {"_local_scalar_dense": 3} | ({} if lengths is None else {"cpu": 1, "numpy": 1})

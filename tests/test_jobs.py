@@ -56,7 +56,7 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tradeoff",
+            "job is 'tain': expected calibrate, compress, demo, evaluate, import, inspect, parse, profile, tag, trade",
         ),
         (
             ["estimator=count2"],
@@ -81,7 +81,7 @@ from lvpcfg.trees.brackets import format_tree
         (["job=parse", "model=[a,null]"], "model is ['a', None]: expected a folder, or a list of folders"),
         (["job=parse", "model=[]"], "model is []: expected a folder, or a list of folders"),
         (["job=profile", "profile.sentences=0"], "profile.sentences is 0: expected 1, 2, ..."),
-        (["job=profile", "output=x"], "job=profile does not use 'output': it is an option of job=parse."),
+        (["job=profile", "output=x"], "job=profile does not use 'output': it is an option of job=parse or job=tag."),
         (["job=train", "checkpoint_every=0"], "checkpoint_every is 0: expected 1, 2, ..."),
         (["job=train", "resume=maybe"], "'maybe' is not a valid bool"),
         (["resume=true"], "job=demo does not use 'resume': it is an option of job=tradeoff or job=train."),

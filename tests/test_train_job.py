@@ -19,7 +19,7 @@ from lvpcfg import InputError, Model, Parser, corpus, write_trees
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
 from lvpcfg.estimate.split_merge import SplitMergeOptions
-from lvpcfg.jobs import board
+from lvpcfg.jobs import board, material
 from lvpcfg.jobs import training as train_job
 
 EM = EMOptions(states=2, iterations=5)
@@ -94,7 +94,7 @@ def test_a_training_with_dev(tmp_path, files, estimator):
 
 def test_the_best_model_is_kept(tmp_path, files, monkeypatch):
     scores = iter([50.0, 70.0, 60.0])
-    real = train_job.evaluate
+    real = material.evaluate
 
     class Scored:
         def __init__(self, *pair):
@@ -103,7 +103,7 @@ def test_the_best_model_is_kept(tmp_path, files, monkeypatch):
         def figures(self):
             return real(*self.pair).figures() | {"f1": next(scores)}
 
-    monkeypatch.setattr(train_job, "evaluate", Scored)
+    monkeypatch.setattr(material, "evaluate", Scored)
     result, printed = run("train", tmp_path, **files, estimator=SPLIT_MERGE)
     assert (result["f1"], result["last_f1"]) == (70, 60)
     assert (result["iterations"], result["last_iterations"]) == (5, 10)

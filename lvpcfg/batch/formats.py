@@ -1,18 +1,22 @@
-"""What is written for a record: a tree in brackets, a JSON object, or the parse column of CoNLL-2012."""
+"""What is written for a record: a tree in brackets, a JSON object, or the parse column of CoNLL-2012.
+
+Of a tagger: the tags in CoNLL-U, in a JSON object, or beside the words."""
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nltk.tree import Tree
 
 from lvpcfg.batch.records import Record
-from lvpcfg.options import BRACKETS, CONLL, JSONL
+from lvpcfg.options import BRACKETS, CONLL, CONLLU, JSONL
 from lvpcfg.parser import Parser
 from lvpcfg.parses import Parse
+from lvpcfg.tagger import Tagger
 from lvpcfg.trees.brackets import format_tree
+from lvpcfg.trees.conllu import COLUMNS, NO_WORD
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.walk import is_preterminal
 
@@ -73,10 +77,56 @@ class Writer:
         return found
 
 
-def kind_of(path: str) -> str:
+@dataclass(frozen=True)
+class TagWriter:
+    """Of words with their tags."""
+
+    kind: str
+    column: str  # of CoNLL-U
+    begin, end = b"", b""
+
+    def parse(
+        self, tagger: Tagger, records: Sequence[Record], update: Callable[[int], object]
+    ) -> Sequence[Sequence[str]]:
+        """The tags of the words of each record."""
+        return tagger.tags_of([record.words for record in records], update=update)
+
+    def bytes(self, record: Record, tags: Sequence[str]) -> bytes:
+        """A record with its tags. What is no sentence is an empty line of text, and stays what it was in CoNLL-U."""
+        if self.kind == JSONL:
+            found: dict[str, Any] = {"id": record.id, "tokens": record.words, "tags": tags}
+            if record.problem is not None:
+                found = {"id": record.id, "tags": None, "problem": record.problem}
+            text = json.dumps(found, ensure_ascii=False) + "\n"
+        elif self.kind == CONLLU:
+            text = "".join(line + "\n" for line in self._lines(record, tags)) + "\n"
+        else:
+            text = " ".join(f"{word}/{tag}" for word, tag in zip(record.words, tags, strict=True)) + "\n"
+        return text.encode("utf-8", "backslashreplace")
+
+    def _lines(self, record: Record, tags: Sequence[str]) -> Iterator[str]:
+        place = COLUMNS[self.column]
+        if record.text is None:
+            for number, (word, tag) in enumerate(zip(record.words, tags, strict=True), 1):
+                yield "\t".join([str(number), word, *(tag if column == place else "_" for column in range(2, 10))])
+            return
+        rest = iter(tags)
+        for line in record.text.split("\n"):
+            if record.words and not line.startswith("#"):
+                columns = line.split("\t")
+                if not NO_WORD.fullmatch(columns[0]):
+                    columns[place] = next(rest)
+                    line = "\t".join(columns)
+            yield line
+
+
+AnyWriter = Writer | TagWriter
+
+
+def kind_of(path: str, endings: Mapping[str, str] = ENDINGS, otherwise: str = BRACKETS) -> str:
     """The format of a file, by its name."""
     plain = path.removesuffix(".gz").removesuffix(".zst")
-    return next((kind for ending, kind in ENDINGS.items() if plain.endswith(ending)), BRACKETS)
+    return next((kind for ending, kind in endings.items() if plain.endswith(ending)), otherwise)
 
 
 def _rows(tree: Tree) -> list[str]:

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, islice, pairwise, repeat
+from typing import Any
 
-from lvpcfg.batch.formats import Writer
+from lvpcfg.batch.formats import AnyWriter
 from lvpcfg.batch.records import Corpus, Record
-from lvpcfg.parser import Parser
 from lvpcfg.parses import Counts
+from lvpcfg.trees.sentences import of_similar_length
 
 WINDOW = 2048  # records that are sorted by length
 WORDS = 4096  # of a piece: on the CPU, more at once are no faster
@@ -102,26 +103,15 @@ def pieces(records: Iterable[Record], words: int = WORDS, windows: Iterable[int]
         some = list(islice(rest, size))
         if not some:
             return
-        cut = list(_cut(some, words))
+        # longest first, so that what is left for the end is quickly done
+        cut = list(of_similar_length([len(record.words) for record in some], words))
         for places in cut:
             yield Piece(number, window, len(cut), [(place, some[place]) for place in places])
             number += 1
 
 
-def _cut(records: list[Record], most: int) -> Iterator[list[int]]:
-    """Longest first, so that what is left for the end is quickly done."""
-    piece, words = list[int](), 0
-    for place in sorted(range(len(records)), key=lambda place: -len(records[place].words)):
-        length = len(records[place].words)
-        if piece and words + length > most:
-            yield piece
-            piece, words = [], 0
-        piece.append(place)
-        words += length
-    yield piece
-
-
-def parse(parser: Parser, piece: Piece, writer: Writer) -> Parsed:
+def parse(parser: Any, piece: Piece, writer: AnyWriter) -> Parsed:
+    """By a parser or a tagger, as the writer needs it."""
     counts: Counter[str] = Counter()
     some = [record for _, record in piece.records if record.words]
     counts["records"] = len(piece.records)

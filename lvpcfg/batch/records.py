@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 import zstandard
@@ -27,6 +27,7 @@ from lvpcfg.trees.conllu import NO_WORD
 
 SPACE = re.compile(r"[ \t\f\v\r\n]+")  # as between the words of trees; other white space may be part of a word
 GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
+COLUMNS = 10  # of CoNLL-U
 WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".conllu": CONLLU}
 
@@ -38,6 +39,7 @@ class Record:
     id: Any = None
     problem: str | None = None  # why it cannot be used
     repaired: bool = False  # there were bytes or words that no tree can hold
+    text: str | None = None  # the lines of CoNLL-U, where they are written again
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Reader:
     kind: str
     tokenize: bool = False  # split raw text into words
     tags: bool = False  # take gold tags
+    plain: bool = False  # words as they are, not as they can stand in a tree; and the lines of CoNLL-U are kept
 
     def records(self, lines: Iterable[bytes]) -> Iterator[Record]:
         return map(self.record, self.units(lines))
@@ -62,12 +65,13 @@ class Reader:
         except UnicodeDecodeError:
             text, repaired = unit.decode("utf-8", "replace"), True
         read: Callable[[str, bool], Record] = {TEXT: self._text, JSONL: self._json, CONLLU: self._conllu}[self.kind]
-        return read(text, repaired)
+        found = read(text, repaired)
+        return replace(found, text=text) if self.plain and self.kind == CONLLU else found
 
     def _text(self, text: str, repaired: bool, name: Any = None) -> Record:
-        words = words_of(text)
         if self.tokenize:
-            words = words_of(" ".join(TreebankWordTokenizer().tokenize(text)))
+            text = " ".join(TreebankWordTokenizer().tokenize(text))
+        words = [word for word in SPACE.split(text) if word] if self.plain else words_of(text)
         if not self.tags:
             return Record(words, None, name, None, repaired)
         pairs = [_word_and_tag(word) for word in words]
@@ -90,8 +94,8 @@ class Reader:
             return self._text(clean, repaired or clean != found["text"], name)
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             return Record([], id=name, problem='expected "tokens", a list of words, or "text"', repaired=repaired)
-        words = [_word(token) for token in tokens]
-        repaired = repaired or words != [token.translate(ESCAPED) for token in tokens]
+        words = [self._word(token) for token in tokens]
+        repaired = repaired or words != [token.translate({} if self.plain else ESCAPED) for token in tokens]
         if not self.tags or tags is None:
             return Record(words, None, name, None, repaired)
         if not isinstance(tags, list) or len(tags) != len(words) or not all(_is_tag(tag) for tag in tags):
@@ -107,14 +111,18 @@ class Reader:
                 name = value.strip() if key.strip("# \t") == "sent_id" else name
                 continue
             columns = line.split("\t")
-            if len(columns) < 2:
-                return Record([], id=name, problem=f"expected columns separated by tabs: {show(line)}")
+            if len(columns) < 2 or (self.plain and len(columns) != COLUMNS):
+                expected = f"{COLUMNS} columns" if self.plain else "columns"
+                return Record([], id=name, problem=f"expected {expected} separated by tabs: {show(line)}")
             if NO_WORD.fullmatch(columns[0]):
                 continue
-            words.append(_word(columns[1]))
-            repaired = repaired or words[-1] != columns[1].translate(ESCAPED)
+            words.append(self._word(columns[1]))
+            repaired = repaired or words[-1] != (columns[1] if self.plain else columns[1].translate(ESCAPED))
             tags.append(columns[4] if len(columns) > 4 and columns[4] not in ("", "_") else None)
         return Record(words, tags if self.tags else None, name, None, repaired)
+
+    def _word(self, token: str) -> str:
+        return (token if token.strip() else "_") if self.plain else _word(token)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,8 @@ class Max(_ZeroIsMinusInfinity, torch_struct.MaxSemiring):
     @staticmethod
     def matmul(a: Tensor, b: Tensor) -> Tensor:
         """The same, with derivatives by the place of the largest. (torch-struct's fill all that was compared.)"""
+        if not torch.is_grad_enabled():  # places, which take most of the time, are not asked for
+            return (a.unsqueeze(-2) + b.mT.unsqueeze(-3)).amax(-1)
         product: Tensor = _MaxProduct.apply(a, b)
         return product
 

@@ -23,4 +23,4 @@ def count(options: CountOptions, task: Task | TaggingTask) -> Estimator:
     """EM of no phase."""
     from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
 
-    return ExpectationMaximisation(options, task, phases=[], refinement=task.refinement(rare=0))
+    return ExpectationMaximisation(options, task, [], task.refinement(rare=0), task.start)

@@ -20,9 +20,10 @@ class Usual:
     iterations: int
     smooth_rules: float
     smooth_words: float
+    noise: float
 
 
-FRESH, TAKEN_UP, OF_TAGS = Usual(50, 0.0, 0.0), Usual(10, 0.01, 0.1), Usual(20, 0.1, 0.1)
+FRESH, TAKEN_UP, OF_TAGS = Usual(50, 0.0, 0.0, 0.1), Usual(10, 0.01, 0.1, 0.1), Usual(30, 0.05, 0.05, 0.3)
 
 
 @dataclass
@@ -32,7 +33,7 @@ class EMOptions(SentenceOptions):
     init: str | None = None  # a model folder to start from; it has states, and `states` and `noise` are not heeded
     states: int = 16  # of every symbol
     iterations: int | None = None  # this and what is None below: see FRESH, TAKEN_UP (with `init`) and OF_TAGS
-    noise: float = 0.1  # counts are multiplied by exp of a number up to this
+    noise: float | None = None  # counts are multiplied by exp of a number up to this
     smooth_rules: float | None = None  # weight of the mean over related states
     smooth_words: float | None = None
     rare: int = 20  # words that occur no more often than this share one profile over the states of a tag
@@ -56,7 +57,9 @@ class EMOptions(SentenceOptions):
             raise InputError(
                 "estimator.smooth_rules and estimator.smooth_words are for estimator.objective=joint: expected 0."
             )
-        check_number(self, "noise", most=100, otherwise="100 at the most, since exp of it is multiplied with")
+        if self.noise is not None:
+            otherwise = "100 at the most, since exp of it is multiplied with"
+            check_number(self, "noise", most=100, otherwise=otherwise, whole=False)
         check_number(self, "rare")
 
     @property
@@ -103,7 +106,7 @@ def em(options: EMOptions, task: Task | TaggingTask) -> Estimator:
         assert isinstance(task, Task)
         begin = of_any_model(options.init, task, options.rare)
         return ExpectationMaximisation(options, task, [phase], begin, START, made_of(options.init))
-    phase = replace(
-        phase, begin=lambda states, generator: states.split(options.states, options.noise, generator, remember=False)
-    )
-    return ExpectationMaximisation(options, task, [phase], task.refinement(options.rare))
+    noise = options.noise or 0.0
+    begin_split = lambda states, generator: states.split(options.states, noise, generator, remember=False)  # noqa: E731
+    phase = replace(phase, begin=begin_split)
+    return ExpectationMaximisation(options, task, [phase], task.refinement(options.rare), task.start)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from lvpcfg.errors import InputError, expect, show
 
@@ -108,6 +108,13 @@ class AnyTask(Protocol):
     @property
     def seed(self) -> int: ...
 
+    start_title: ClassVar[str] = "treebank PCFG"  # of what counting alone makes
+
+    @property
+    def start(self) -> "Step":
+        """Describes that."""
+        return Step("counting", self.start_title, "always")
+
     @property
     def sizes(self) -> dict[str, int]:
         """Of what is learned from, for whom takes up a training."""
@@ -201,10 +208,12 @@ class TaggingTask(AnyTask):
     """What an estimator of taggers is given, beside its options."""
 
     corpus: "TaggedCorpus"
-    signature: str = "suffix"  # the classes of unknown words
+    signature: str = "affixes"  # the classes of unknown words
     seed: int = 0
     device: str = "cpu"
     column: str = "upos"  # of CoNLL-U, that the tags are from
+
+    start_title: ClassVar[str] = "hidden Markov model"
 
     @property
     def sizes(self) -> dict[str, int]:

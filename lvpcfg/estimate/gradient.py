@@ -137,6 +137,12 @@ class GradientOptions(SentenceOptions, DescentOptions):
                 f"parameters that are normalised, {either}; without that it has no maximum."
             )
 
+    @property
+    def figure(self) -> str:
+        """What the log-likelihood per word is called."""
+        prefix = "conditional_" if self.objective == CONDITIONAL else ""
+        return f"{prefix}log_likelihood_per_word"
+
     def check_tags(self) -> None:
         if self.objective == SENTENCE or self.parametrisation == VALUES:
             wrong = f"objective={SENTENCE}" if self.objective == SENTENCE else f"parametrisation={VALUES}"

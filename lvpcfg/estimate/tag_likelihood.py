@@ -68,6 +68,7 @@ class TagBatch:
     unknown: Tensor  # [tokens here]: entries of the words, if they were unknown
     once: Tensor  # [tokens here]: whether a word occurs once, and may be taken for an unknown one
     lengths: Tensor  # [sentences here]
+    padded: Tensor  # [tokens here]: their places among [sentences here, longest]
     given: GivenTags | None
 
 
@@ -90,8 +91,7 @@ class TagLikelihood:
 
     @property
     def figure(self) -> str:
-        prefix = "conditional_" if self.options.objective == CONDITIONAL else ""
-        return f"{prefix}log_likelihood_per_word"
+        return self.options.figure
 
     @property
     def updates(self) -> int:
@@ -130,7 +130,7 @@ class TagLikelihood:
         unknown = [lexicon.unknown(word, first) for word, first in zip(words, is_first.tolist(), strict=True)]
         ends = [0, *here.cumsum(0).tolist()]
         tokens = lexicon.tokens(words[begin:end] for begin, end in pairwise(ends))
-        device = self.task.device
+        device, longest = self.task.device, int(here.max()) if len(here) else 0
         return TagBatch(
             sentences=len(members),
             words=int(lengths.sum()),
@@ -139,6 +139,7 @@ class TagLikelihood:
             unknown=torch.tensor(unknown, dtype=torch.int64, device=device),
             once=(self.occurrences[corpus.word[token]] == 1).to(device),
             lengths=here,
+            padded=(corpus.place[token] + longest * torch.arange(len(here)).repeat_interleave(here)).to(device),
             given=GivenTags(corpus.tag[token].to(device), here, len(corpus.tags)) if len(here) else None,
         )
 
@@ -161,7 +162,8 @@ class TagLikelihood:
         weight = given.log_weight(Blocks.of(grammar.chain, tags), own)
         if self.options.objective != CONDITIONAL:
             return weight
-        padded = nn.utils.rnn.pad_sequence(words.split(batch.lengths.tolist()), batch_first=True)
+        shape = len(batch.lengths), int(batch.lengths.max()), len(grammar.chain.initial)
+        padded = words.new_zeros(shape[0] * shape[1], shape[2]).index_copy(0, batch.padded, words).view(shape)
         return weight - log_partition(grammar.chain, padded, batch.lengths)
 
     def measure(self) -> dict[str, float]:

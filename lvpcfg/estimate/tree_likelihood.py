@@ -69,8 +69,7 @@ class TreeLikelihood:
 
     @property
     def figure(self) -> str:
-        prefix = "conditional_" if self.options.objective == CONDITIONAL else ""
-        return f"{prefix}log_likelihood_per_word"
+        return self.options.figure
 
     @property
     def updates(self) -> int:

@@ -22,7 +22,6 @@ class TagScores:
             "token_accuracy": _percent(self.right_words, self.words),
             "sentence_accuracy": _percent(self.right_sentences, self.sentences),
             "sentences": self.sentences,
-            "words": self.words,
             "unknown_words": self.unknown_words,
             "unseen_tags": self.unseen_tags,
         }

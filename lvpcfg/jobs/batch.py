@@ -1,4 +1,4 @@
-"""The work of job=parse: a corpus in pieces goes through parsers, and out in its order.
+"""The work of job=parse and job=tag: a corpus in pieces goes through parsers or taggers, and out in its order.
 
 Into a file, through parts that outlast the job (`batch/parts.py`); into a stream, as the windows of the input are done.
 """
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, repeat
@@ -22,20 +22,19 @@ import torch
 from tqdm import tqdm
 
 from lvpcfg import processes
-from lvpcfg.batch import formats, pieces, records
+from lvpcfg.batch import pieces, records
+from lvpcfg.batch.formats import AnyWriter
 from lvpcfg.batch.parts import Parts, in_order, packed
 from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader
-from lvpcfg.calibration import Calibration
 from lvpcfg.errors import InputError, printable
 from lvpcfg.files import read_bytes, writing
 from lvpcfg.grammar.reader import JSON, TENSORS
+from lvpcfg.jobs.corpora import CorpusOptions, Wording
 from lvpcfg.jobs.options import folders
-from lvpcfg.jobs.parse import ParseOptions
-from lvpcfg.jobs.parsing import AnyParser, parsing, say_what_happened
+from lvpcfg.jobs.parsing import say_what_happened
 from lvpcfg.jobs.run import Run, leave_pipe, peak_memory
 from lvpcfg.jobs.workers import Workers
-from lvpcfg.options import JSONL, RAY
 from lvpcfg.processes import LostError
 
 Item = TypeVar("Item")
@@ -46,39 +45,40 @@ MOMENT = 10.0  # seconds between two points in TensorBoard
 WHERE = ("model", "calibration", "input", "output", "processes", "backend", "input_format", "output_format")
 
 
-def to_file(options: ParseOptions, paths: tuple[str, ...], path: str, run: Run) -> None:
+def to_file(options: CorpusOptions, paths: tuple[str, ...], path: str, run: Run) -> None:
     """Through parts. Where torchrun has started several processes, they share the pieces."""
-    corpus, writer = _corpus(options, paths), _writer(options, path)
-    with _engine(options, writer) as engine:
+    corpus, writer = _corpus(options, paths), options.writer(path)
+    with options.engine(writer) as engine:
         begin = time.perf_counter()
         (digest, number), stamps = corpus.survey(), corpus.stamps()
         manifest = _manifest(options, corpus, writer, engine, digest)
         processes.expect_same("input, models or options", manifest)
         parts = Parts(path, manifest)
-        with parts.begun() if processes.is_first() else nullcontext(), _told_how_to_go_on(run):
+        with parts.begun() if processes.is_first() else nullcontext(), _told_how_to_go_on(run, options.WORDING):
             done = dict(processes.from_first(sorted(parts.done().items()) if processes.is_first() else None))
             work = Work(corpus, _words(options, engine), frozenset(done))
             before = sum(done.values())
-            with Progress(number, run, before) as progress, Disk() as disk:
+            with Progress(number, run, options.WORDING, before) as progress, Disk() as disk:
                 for parsed in engine.results(work if processes.number() == 1 else _claimed(work)):
                     disk.put(parts.write, parsed)
                     progress.add(parsed)
             processes.from_first(None)  # all of them are done
             if corpus.stamps() != stamps:
-                raise InputError("the input was changed while it was parsed: expected the same sentences to the end.")
+                what = options.WORDING.done
+                raise InputError(f"the input was changed while it was {what}: expected the same sentences to the end.")
             if processes.is_first():
                 summary = parts.join(number, writer.begin, writer.end)
-                _report(summary, before, time.perf_counter() - begin, engine.device, run)
-                run.say(f"The trees are in {path}.")
+                _report(summary, before, time.perf_counter() - begin, engine.device, options.WORDING, run)
+                run.say(f"The {options.WORDING.made} are in {path}.")
 
 
-def to_stream(options: ParseOptions, paths: tuple[str, ...] | None, run: Run) -> None:
+def to_stream(options: CorpusOptions, paths: tuple[str, ...] | None, run: Run) -> None:
     """In order, window by window."""
-    writer = _writer(options, options.output or "")
+    writer = options.writer(options.output or "")
     live = paths is None and _standard_input().isatty()
     if live:
         print("lvpcfg: reading sentences from the terminal, one a line; Ctrl-D ends.", file=sys.stderr)
-    with _engine(options, writer) as engine:
+    with options.engine(writer) as engine:
         begin, summary = time.perf_counter(), Summary()
         if paths is None:
             number, source = None, _reader(options, "").records(records.unpacked(_standard_input().buffer))
@@ -87,16 +87,16 @@ def to_stream(options: ParseOptions, paths: tuple[str, ...] | None, run: Run) ->
             number, source = corpus.survey()[1], corpus.records()
         windows = repeat(1) if live else chain(FIRST, repeat(pieces.WINDOW))
         work = pieces.pieces(source, _words(options, engine), windows)
-        with _output(options.output) as write, Progress(number, run) as progress:
+        with _output(options.output) as write, Progress(number, run, options.WORDING) as progress:
             write(writer.begin)
             for window in _windows(engine.results(work), progress):
                 write(in_order(window))
                 for parsed in window:
                     summary.add(parsed)
             write(writer.end)
-        _report(summary, 0, time.perf_counter() - begin, engine.device, run)
+        _report(summary, 0, time.perf_counter() - begin, engine.device, options.WORDING, run)
         if options.output is not None:
-            run.say(f"The trees are in {options.output}.")
+            run.say(f"The {options.WORDING.made} are in {options.output}.")
 
 
 class Engine(Protocol):
@@ -114,8 +114,8 @@ class Engine(Protocol):
 class Local:
     """In this process, or in several beside it."""
 
-    parser: AnyParser
-    writer: formats.Writer
+    parser: Any
+    writer: AnyWriter
 
     @property
     def device(self) -> str:
@@ -131,15 +131,10 @@ class Local:
 
 
 @contextmanager
-def _engine(options: ParseOptions, writer: formats.Writer) -> Iterator[Engine]:
-    if options.backend == RAY:
-        from lvpcfg.jobs.cluster import cluster
-
-        with cluster(options, writer) as engine:
-            yield engine
-    else:
-        with parsing(options.model, options, options.processes, "parse") as parser:
-            yield Local(parser, writer)
+def local(parser: AbstractContextManager[Any], writer: AnyWriter) -> Iterator[Engine]:
+    """A parser or a tagger here, or several in processes."""
+    with parser as one:
+        yield Local(one, writer)
 
 
 def _windows(results: Iterable[Parsed], progress: "Progress") -> Iterator[list[Parsed]]:
@@ -194,16 +189,16 @@ class Disk:
 class Progress:
     """A bar, and points in TensorBoard."""
 
-    def __init__(self, number: int | None, run: Run, before: int = 0) -> None:
-        """`before` were parsed by an earlier job."""
-        self.run, self.before, self.records, self.words, self.flat = run, before, 0, 0, 0
+    def __init__(self, number: int | None, run: Run, wording: Wording, before: int = 0) -> None:
+        """`before` were done by an earlier job."""
+        self.run, self.wording, self.before, self.records, self.words, self.fallbacks = run, wording, before, 0, 0, 0
         self.begin = self.shown = time.perf_counter()
         self.bar = tqdm(
             total=number,
             initial=before,
             unit=" sentences",
             disable=None,
-            desc="parsing",
+            desc=wording.doing,
             file=sys.stderr,
             smoothing=0.1,
             leave=False,
@@ -223,14 +218,16 @@ class Progress:
             self.run.result["first_sentences"] = counts["sentences"]
             self.run.result["first_seconds"] = time.perf_counter() - self.begin
         self.words += counts["words"]
-        self.flat += counts["fallbacks"]
+        self.fallbacks += counts["fallbacks"]
         seen = self.records
         if processes.number() == 1:
             self.records += counts["records"]
         else:  # those of all processes
             self.records = processes.total("records", counts["records"])
         rate = self.words / (time.perf_counter() - self.begin)
-        self.bar.set_postfix_str(f"{rate:,.0f} words/s" + f", {self.flat} flat" * bool(self.flat), refresh=False)
+        self.bar.set_postfix_str(
+            f"{rate:,.0f} words/s" + f", {self.fallbacks} without a path" * bool(self.fallbacks), refresh=False
+        )
         self.bar.update(self.records - seen)
         if time.perf_counter() - self.shown > MOMENT:
             self._point()
@@ -240,12 +237,12 @@ class Progress:
             self.shown = time.perf_counter()
             seconds, step = self.shown - self.begin, self.before + self.records
             with writing(self.run.folder / "tensorboard"):
-                self.run.board.add_scalar("parse/sentences_per_second", self.records / seconds, step)
-                self.run.board.add_scalar("parse/words_per_second", self.words / seconds, step)
-                self.run.board.add_scalar("parse/flat_trees", self.flat, step)
+                self.run.board.add_scalar(f"{self.wording.job}/sentences_per_second", self.records / seconds, step)
+                self.run.board.add_scalar(f"{self.wording.job}/words_per_second", self.words / seconds, step)
+                self.run.board.add_scalar(f"{self.wording.job}/fallbacks", self.fallbacks, step)
 
 
-def _words(options: ParseOptions, engine: Engine) -> int:
+def _words(options: CorpusOptions, engine: Engine) -> int:
     """Of a piece. GPUs want large batches."""
     return min(options.batch_tokens, pieces.WORDS) if engine.device == "cpu" else options.batch_tokens
 
@@ -256,33 +253,22 @@ def _standard_input() -> TextIO:
     return sys.stdin
 
 
-def _reader(options: ParseOptions, path: str) -> Reader:
-    return Reader(options.input_format or records.kind_of(path), options.tokenize, options.tags)
+def _reader(options: CorpusOptions, path: str) -> Reader:
+    return options.reader(options.input_format or records.kind_of(path))
 
 
-def _corpus(options: ParseOptions, paths: tuple[str, ...]) -> Corpus:
+def _corpus(options: CorpusOptions, paths: tuple[str, ...]) -> Corpus:
     return Corpus(tuple((path, _reader(options, path)) for path in paths))
 
 
-def _writer(options: ParseOptions, path: str) -> formats.Writer:
-    kind = options.output_format or formats.kind_of(path)
-    if options.needs_jsonl and kind != JSONL:
-        raise InputError(
-            "k_best, spans and calibration need output_format=jsonl, or an output whose name ends in .jsonl."
-        )
-    return formats.Writer(kind, options.k_best, options.spans)
-
-
-def _manifest(
-    options: ParseOptions, corpus: Corpus, writer: formats.Writer, engine: Engine, digest: str
-) -> dict[str, Any]:
+def _manifest(options: CorpusOptions, corpus: Corpus, writer: AnyWriter, engine: Engine, digest: str) -> dict[str, Any]:
     """All that decides what the trees are, as plain JSON."""
     models = [[read_bytes(Path(folder) / name) for name in (JSON, TENSORS)] for folder in folders(options.model)]
     return {
         "input": digest,
         "model": [hashlib.sha256(b"".join(files)).hexdigest() for files in models],
-        "calibration": None if options.calibration is None else asdict(Calibration.load(options.calibration)),
         **{name: value for name, value in vars(options).items() if name not in WHERE},
+        **options.made_with(),
         "device": engine.device,
         "input_format": [reader.kind for _, reader in corpus.files],
         "output_format": writer.kind,
@@ -293,11 +279,11 @@ def _manifest(
 
 
 @contextmanager
-def _told_how_to_go_on(run: Run) -> Iterator[None]:
+def _told_how_to_go_on(run: Run, wording: Wording) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit, LostError):
-        run.say(f"Stopped. What is parsed is kept. To go on:\n{run.command_to_go_on}")
+        run.say(f"Stopped. What is {wording.done} is kept. To go on:\n{run.command_to_go_on}")
         raise
 
 
@@ -309,7 +295,7 @@ def _output(path: str | None) -> AbstractContextManager[Callable[[bytes], object
 @contextmanager
 def _to_standard_output() -> Iterator[Callable[[bytes], object]]:
     if sys.stdout is None:
-        raise InputError("standard output is closed: expected a place for the trees there, or output=FILE.")
+        raise InputError("standard output is closed: expected a place for the results there, or output=FILE.")
     stream = sys.stdout.buffer
     seen = sys.stdout.isatty()
 
@@ -343,7 +329,7 @@ def _to_stream(path: str) -> Iterator[Callable[[bytes], object]]:
             stream.close()
 
 
-def _report(summary: Summary, before: int, seconds: float, device: str, run: Run) -> None:
+def _report(summary: Summary, before: int, seconds: float, device: str, wording: Wording, run: Run) -> None:
     """`before` of the records were parsed by an earlier job, in other seconds."""
     counts = summary.counts
     share = 1 - before / max(1, counts["records"])
@@ -351,7 +337,7 @@ def _report(summary: Summary, before: int, seconds: float, device: str, run: Run
     run.result |= {"seconds": seconds, "words_per_second": share * counts["words"] / seconds}
     run.result |= {f"latency_{name}": value for name, value in _quantiles(summary.batches).items()}
     run.result["memory_mb"] = peak_memory()
-    say_what_happened(counts, share * counts["sentences"] / seconds, device, run)
+    say_what_happened(counts, share * counts["sentences"] / seconds, device, run, wording)
 
 
 def _quantiles(batches: list[tuple[int, float]]) -> dict[str, float]:

@@ -16,23 +16,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lvpcfg.batch import pieces
-from lvpcfg.batch.formats import Writer
+from lvpcfg.batch.formats import AnyWriter
 from lvpcfg.batch.pieces import Parsed, Piece
 from lvpcfg.errors import InputError
-from lvpcfg.jobs.parse import ParseOptions
 from lvpcfg.jobs.parsing import make_parser
 from lvpcfg.parser import Parser
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from lvpcfg.jobs.parse import ParseOptions
+
 READING = 0.25  # of a CPU, for the task that reads
 
 
 @dataclass(frozen=True)
 class Cluster:
-    options: ParseOptions
-    writer: Writer
+    options: "ParseOptions"
+    writer: AnyWriter
     device: str
     cpus: float  # of each actor
 
@@ -57,7 +58,7 @@ class Cluster:
 class Actor:
     """A parser in a process of its own, on some machine."""
 
-    def __init__(self, model: Any, options: dict[str, Any], threads: int, writer: Writer) -> None:
+    def __init__(self, model: Any, options: dict[str, Any], threads: int, writer: AnyWriter) -> None:
         torch.set_num_threads(threads)
         self.parser, self.parse = Parser.load(model, **options), partial(pieces.parse, writer=writer)
 
@@ -66,7 +67,7 @@ class Actor:
 
 
 @contextmanager
-def cluster(options: ParseOptions, writer: Writer) -> Iterator[Cluster]:
+def cluster(options: "ParseOptions", writer: AnyWriter) -> Iterator[Cluster]:
     """The cluster that RAY_ADDRESS names, or this machine."""
     try:
         import ray
@@ -90,7 +91,7 @@ def cluster(options: ParseOptions, writer: Writer) -> Iterator[Cluster]:
         ray.shutdown()
 
 
-def _resources(options: ParseOptions, available: dict[str, float]) -> tuple[str, float]:
+def _resources(options: "ParseOptions", available: dict[str, float]) -> tuple[str, float]:
     """The device of each actor, and its share of the CPUs. Together with the task that reads, no more is asked for than
     there is: Ray would wait for ever."""
     cpus, gpus, actors = available.get("CPU", 0), available.get("GPU", 0), options.processes

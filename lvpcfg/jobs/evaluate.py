@@ -1,11 +1,14 @@
-"""job=evaluate: gold trees, and test trees or a model that parses the gold words -> EVALB's scores."""
+"""job=evaluate: gold trees, and test trees or a model that parses the gold words -> EVALB's scores; gold tags, and a
+model that tags the gold words -> accuracies."""
 
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lvpcfg.errors import InputError
-from lvpcfg.jobs.options import MOST_PROCESSES, ParserOptions, expect_positive, folders
+from lvpcfg.errors import InputError, expect
+from lvpcfg.jobs.options import MOST_PROCESSES, ParserOptions, expect_positive, folders, one_folder
+from lvpcfg.jobs.train import is_conllu
+from lvpcfg.options import TAG_DECODERS
 from lvpcfg.registry import JOBS
 
 if TYPE_CHECKING:
@@ -26,6 +29,16 @@ class EvaluateOptions(ParserOptions):
         super().__post_init__()
         folders(self.model)
         expect_positive(self, "processes", most=MOST_PROCESSES)
+        if self.of_tags:
+            if self.test is not None or self.processes > 1:
+                other = "test" if self.test is not None else "processes"
+                raise InputError(f"{other} is for trees: expected gold={self.gold} and model=FOLDER alone.")
+            if self.decoder is not None:
+                expect("decoder", self.decoder, TAG_DECODERS)
+
+    @property
+    def of_tags(self) -> bool:
+        return self.gold is not None and is_conllu(self.gold)
 
 
 @JOBS.register("evaluate", EvaluateOptions)
@@ -37,6 +50,9 @@ def run(options: EvaluateOptions, run: "Run") -> None:
     run.begin()
     if options.gold is None or (options.test is None) == (options.model is None):
         raise InputError("job=evaluate needs gold=FILE, and either test=FILE (trees) or model=FOLDER (to parse with).")
+    if options.of_tags:
+        _tag(options.gold, options, run)
+        return
     parameters = COLLINS if options.parameters is None else read_parameters(options.parameters)
     if options.test is not None:
         scores = score(*read_pair(options.gold, options.test), parameters)
@@ -73,6 +89,24 @@ def _parse(path: str, options: EvaluateOptions, parameters: "Parameters", run: "
     write_trees(trees, run.folder / "parses.mrg")
     run.say(f"The parses are in {run.folder / 'parses.mrg'}.")
     return evaluate(gold, trees, parameters)
+
+
+def _tag(path: str, options: EvaluateOptions, run: "Run") -> None:
+    """Tags the words of gold sentences."""
+    from lvpcfg.evaluation.tagging import score_tags
+    from lvpcfg.tagger import Tagger
+    from lvpcfg.trees.conllu import read_conllu
+
+    tagger = Tagger.load(one_folder(options.model, "evaluate"), **options.tagger())
+    gold = read_conllu(path, tagger.model.column)
+    begin = time.perf_counter()
+    found = tagger.tags_of([[word for word, _ in sentence] for sentence in gold], progress=True)
+    run.result["sentences_per_second"] = len(gold) / (time.perf_counter() - begin)
+    figures = score_tags(gold, found, frozenset(tagger.model.lexicon.words), tagger.tags).figures()
+    run.result |= figures | {"fallbacks": tagger.counts.fallbacks}
+    run.chosen_by = "token_accuracy"
+    shown = {name: f"{value:.2f}" if type(value) is float else f"{value:,}" for name, value in run.result.items()}
+    run.table("Tags", ["", "all"], [[name.replace("_", " "), value] for name, value in shown.items()])
 
 
 def show_scores(scores: "Scores", run: "Run", title: str) -> None:

@@ -194,8 +194,9 @@ class TaggedMaterial:
 
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
         model = TaggingModel.load(folder)
-        found = {name: int(model.provenance[name]) for name in ("sentences", "words")}
-        return str(model.provenance["estimator"]), found | {
+        return str(model.provenance["estimator"]), {
+            "train_sentences": int(model.provenance["sentences"]),
+            "words": int(model.provenance["words"]),
             "vocabulary": len(model.lexicon.words),
             "unknown_word_classes": len(model.lexicon.classes),
             "tags": len(model.grammar.tags),

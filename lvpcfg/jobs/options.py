@@ -9,7 +9,7 @@ from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
 MOST_PROCESSES = 1024  # and threads
-OF_TAGGERS = ("decoder", "device", "dtype", "batch_tokens")
+OF_TAGGERS = ("decoder", "device", "dtype")
 OF_PARSERS = ("decoder", "device", "dtype", "prune", "batch_tokens", "max_length")
 
 

@@ -22,18 +22,19 @@ from tqdm import tqdm
 from lvpcfg.errors import InputError
 from lvpcfg.parser import Parser
 from lvpcfg.parses import Counts
+from lvpcfg.trees.sentences import of_similar_length
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 3  # items that wait for each process, or are in it
 TURNS = 3  # that each process takes of the sentences, at the least: so that the last ones end together
-_parsers: list[Parser] = []  # the one of this process, where it is a worker
+_parsers: list[Any] = []  # the one of this process, where it is a worker
 
 
 class Workers:
     """As a `Parser`, for many sentences."""
 
-    def __init__(self, pool: ProcessPoolExecutor, processes: int, parser: Parser) -> None:
+    def __init__(self, pool: ProcessPoolExecutor, processes: int, parser: Any) -> None:
         self.pool, self.processes, self.device, self.tokens = pool, processes, parser.device, parser.batch_tokens
         self.counts, self.lexicon = Counts(), parser.lexicon
 
@@ -73,24 +74,18 @@ class Workers:
                     yield one.result()
 
     def _pieces(self, sents: Sequence[Sequence[str]]) -> Iterator[list[int]]:
-        """Sentences of similar length, longest first."""
         most = min(self.tokens, sum(map(len, sents)) // (TURNS * self.processes))
-        piece, tokens = list[int](), 0
-        for number in sorted(range(len(sents)), key=lambda number: -len(sents[number])):
-            if piece and tokens + len(sents[number]) > most:
-                yield piece
-                piece, tokens = [], 0
-            piece.append(number)
-            tokens += len(sents[number])
-        if piece:
-            yield piece
+        return of_similar_length([len(words) for words in sents], most)
 
 
 @contextmanager
-def workers(model: Any, options: dict[str, Any], processes: int, threads: int) -> Iterator[Workers]:
-    parser = Parser.load(model, **options)  # what is wrong with them shows here
+def workers(
+    model: Any, options: dict[str, Any], processes: int, threads: int, load: Callable[..., Any] = Parser.load
+) -> Iterator[Workers]:
+    """`load` makes a parser or a tagger of a model folder."""
+    parser = load(model, **options)  # what is wrong with them shows here
     with _quiet_tracker():
-        pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (model, options, threads))
+        pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (load, model, options, threads))
     with pool:
         several = Workers(pool, processes, parser)
         del parser
@@ -141,10 +136,10 @@ def _ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(model: Any, options: dict[str, Any], threads: int) -> None:
+def _begin(load: Callable[..., Any], model: Any, options: dict[str, Any], threads: int) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    _parsers.append(Parser.load(model, **options))
+    _parsers.append(load(model, **options))
 
 
 def _end_with_parent() -> None:

@@ -27,9 +27,9 @@ class Chain:
     """A Markov chain over hidden states. Its transition is a product of matrices, [from, to]: [states, states] alone,
     or [states, rank] and [rank, states]; what it costs to go one word further is the size of its factors."""
 
-    initial: Float[Tensor, "states"]
-    factors: tuple[Float[Tensor, "_ _"], ...]
-    final: Float[Tensor, "states"] | None = None  # of ending after a state; None: one
+    initial: Float[Tensor, "*size states"]  # of the values of a semiring, `size` is the first dimension
+    factors: tuple[Float[Tensor, "*size _ _"], ...]
+    final: Float[Tensor, "*size states"] | None = None  # of ending after a state; None: one
 
     @staticmethod
     def low_rank(
@@ -43,11 +43,23 @@ class Chain:
 
     @property
     def transition(self) -> Float[Tensor, "states states"]:
-        """T, multiplied out."""
+        """T."""
         product = self.factors[0]
         for factor in self.factors[1:]:
             product = product @ factor
         return product
+
+    @property
+    def multiplied_out(self) -> "Chain":
+        """The same chain with T itself, for what is about steps between states one by one."""
+        return Chain(self.initial, (self.transition,), self.final)
+
+    def weight(self, before: Int[Tensor, "*steps"], after: Int[Tensor, "*steps"]) -> Float[Tensor, "*steps"]:
+        """T at some steps."""
+        if len(self.factors) == 1:
+            return self.factors[0][before, after]
+        u, v = self.factors
+        return (u[before] * v.mT[after]).sum(-1)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from lvpcfg.chart.fast import partition
-from lvpcfg.chart.fast.logarithms import LogChart, LogOutside
-from lvpcfg.chart.fast.partition import NARROW, Problem
+from lvpcfg.chart.fast.logarithms import LogChart
+from lvpcfg.chart.fast.partition import NARROW, Derivatives, Problem, Scores
 from lvpcfg.chart.fast.potentials import LOG2, log2_of_largest
 from lvpcfg.chart.semirings import safe_log
 from lvpcfg.chart.textbook import Weights
@@ -48,23 +49,19 @@ class ChainProblem(Problem):
     def sentences_at_once(self) -> int:
         return max(1, self.leaf.shape[1])  # what a chain keeps is as large as the words
 
-    def chart(self, level: str) -> "Forward | LogChain":  # type: ignore[override]
+    def chart(self, level: str) -> Scores:
         if level == NARROW:
             return Forward(self.form, self.leaf, self.lengths)
         chart = Forward if level == partition.WIDE else LogChain
         return chart(self.form.to(torch.float64), self.leaf.to(torch.float64), self.lengths)
 
-    def outside(  # type: ignore[override]
-        self, chart: "Forward | LogChain", gradient: Float[Tensor, "batch"], parameters: bool = False
-    ) -> "Backward | LogOutside":
+    def outside(self, chart: Scores, gradient: Float[Tensor, "batch"], parameters: bool = False) -> Derivatives:
         if isinstance(chart, Forward):
             return Backward(chart, gradient, parameters)
-        return LogOutside(chart, gradient, parameters)
+        return super().outside(chart, gradient, parameters)
 
-    def overflowed(self, outside: "Backward | LogOutside") -> Tensor:  # type: ignore[override]
-        if isinstance(outside, Backward):
-            return ~outside.finite
-        return ~outside.leaf.isfinite().all(-1).all(0)
+    def overflowed(self, outside: Derivatives) -> Bool[Tensor, "batch"]:
+        return ~outside.finite if isinstance(outside, Backward) else super().overflowed(outside)
 
 
 class Places:
@@ -72,24 +69,23 @@ class Places:
     longest sentence first."""
 
     def __init__(self, n: int, batch: int, lengths: Int[Tensor, "batch"] | None, device: torch.device) -> None:
-        sizes = torch.full((batch,), n) if lengths is None else lengths.cpu()
-        sizes, order = sizes.sort(descending=True, stable=True)
-        there = torch.arange(n).unsqueeze(1) < sizes  # [n, batch]
+        sizes = np.full(batch, n) if lengths is None else lengths.cpu().numpy()
+        order = np.argsort(-sizes, kind="stable")
+        there = np.arange(sizes.max())[:, None] < sizes[order]  # [step, rank]
         self.active: list[int] = there.sum(1).tolist()  # how many sentences go on
-        self.active = [count for count in self.active if count]
-        self.first = [0, *torch.tensor(self.active).cumsum(0).tolist()]
-        step, rank = there.nonzero().unbind(1)
-        begin = torch.tensor(self.first)
+        first = np.cumsum([0, *self.active])
+        self.first: list[int] = first.tolist()
+        step, rank = there.nonzero()
+        last = np.empty_like(order)
+        last[order] = first[sizes[order] - 1] + np.arange(batch)
 
-        def there_too(x: Tensor) -> Tensor:
-            return x.to(device)
+        def tensor(x: np.ndarray) -> Tensor:
+            return torch.from_numpy(x).to(device)
 
-        self.sentence = there_too(order[rank])
-        self.words = there_too(step * batch + order[rank])  # in [n, batch]
-        self.last = there_too(torch.empty_like(order).index_copy_(0, order, begin[sizes - 1] + torch.arange(batch)))
-        self.order = there_too(order)
-        later = step > 0
-        self.before = there_too((begin[(step - 1).clamp_min(0)] + rank)[later])
+        self.sentence = tensor(order[rank])
+        self.words = tensor(order[rank] * n + step)  # in [batch, n]
+        self.last, self.order = tensor(last), tensor(order)
+        self.before = tensor((first[step - 1] + rank)[step > 0])
 
     def rows(self, step: int) -> slice:
         return slice(self.first[step], self.first[step + 1])
@@ -108,7 +104,7 @@ class Forward:
         self.chain, self.leaf, self.lengths = chain, leaf, lengths
         n, batch, states = leaf.shape
         self.places = places = Places(n, batch, lengths, leaf.device)
-        self.word = leaf.reshape(-1, states).index_select(0, places.words)  # [words, states]
+        self.word = leaf.transpose(0, 1).reshape(-1, states).index_select(0, places.words)  # [words, states]
         self.predicted, self.alpha = torch.empty_like(self.word), torch.empty_like(self.word)  # before, after the word
         self.scale = self.word.new_empty(len(self.word), 1)  # 2^-e
         least = math.log2(torch.finfo(leaf.dtype).tiny)
@@ -164,8 +160,9 @@ class Forward:
 
     def in_place(self, values: Float[Tensor, "words states"]) -> Float[Tensor, "n batch states"]:
         """Of every word where it stands in its sentence; 0 beyond the end."""
-        shape = self.leaf.shape
-        return values.new_zeros(shape).view(-1, shape[-1]).index_copy_(0, self.places.words, values).view(shape)
+        n, batch, states = self.leaf.shape
+        found = values.new_zeros(batch * n, states).index_copy_(0, self.places.words, values)
+        return found.view(batch, n, states).transpose(0, 1)
 
 
 class Backward:

@@ -4,7 +4,8 @@
     alpha_t = (alpha_{t-1} T[a_{t-1}, a_t]) * words_t        m numbers for each word, whatever the number of tags
     weight  = sum over states of alpha_n * final[a_n]
 
-It is the forward recursion of `fast.py` on blocks of the chain. Scores are divided by their sum at each word.
+It is the forward recursion of `fast.py` on blocks of the chain. Scores are divided by their sum at each word, a
+constant to the derivative, which is then a sum of products: expected counts are never below zero.
 """
 
 from dataclasses import dataclass
@@ -41,28 +42,26 @@ class GivenTags:
 
     def __init__(self, tag: Int[Tensor, "tokens"], lengths: Int[Tensor, "batch"], tags: int) -> None:
         """`tag` has those of all sentences, one sentence after the other; `tags` is how many there are."""
-        batch = len(lengths)
-        self.places = places = Places(int(lengths.max()), batch, lengths, tag.device)
+        longest = int(lengths.max())
+        self.places = places = Places(longest, len(lengths), lengths, tag.device)
         first = (lengths.cumsum(0) - lengths).to(tag.device)
-        self.token = first[places.sentence] + places.words // batch  # in the order of `places`
+        self.token = first[places.sentence] + places.words % longest  # in the order of `places`
         self.tag = tag[self.token]
-        self.pair = self.tag[places.before] * tags + self.tag[places.first[1] :]
+        pair = self.tag[places.before] * tags + self.tag[places.active[0] :]
+        self.pairs = [pair[:0], *pair.split(places.active[1:])]  # of tags before each word and of it
 
     def log_weight(self, blocks: Blocks, words: Float[Tensor, "tokens m"]) -> Float64[Tensor, "batch"]:
         """Of each sentence; `words` is what each token is worth to the states of its tag. Differentiable."""
         places, words = self.places, words.index_select(0, self.token)
         tags, m = blocks.initial.shape
         between = blocks.transition.transpose(1, 2).reshape(tags * tags, m, m)
-        begins = places.first[1]
-        alpha = blocks.initial.index_select(0, self.tag[:begins])
+        alpha = blocks.initial.index_select(0, self.tag[: places.active[0]])
         alphas, sums = list[Tensor](), list[Tensor]()
-        for step, active in enumerate(places.active):
-            rows = places.rows(step)
-            if step:
-                transition = between.index_select(0, self.pair[rows.start - begins : rows.stop - begins])
-                alpha = torch.bmm(alpha[:active].unsqueeze(1), transition).squeeze(1)
-            alpha = alpha * words[rows]
-            sums.append(alpha.sum(1, keepdim=True))
+        for word, pair in zip(words.split(places.active), self.pairs, strict=True):
+            if alphas:
+                alpha = torch.bmm(alpha[: len(word)].unsqueeze(1), between.index_select(0, pair)).squeeze(1)
+            alpha = alpha * word
+            sums.append(alpha.detach().sum(1, keepdim=True))  # a constant: the weight does not depend on it
             alpha = alpha / sums[-1]
             alphas.append(alpha)
         logs = torch.cat(sums).squeeze(1).double().log()

@@ -33,7 +33,7 @@ def step_marginals(
     label: Int[Tensor, "states"],
     labels: int,
     lengths: Int[Tensor, "batch"] | None = None,
-) -> tuple[Float64[Tensor, "batch"], Float[Tensor, "batch n states"], Float[Tensor, "batch n-1 {labels} {labels}"]]:
+) -> tuple[Float64[Tensor, "batch"], Float[Tensor, "batch n states"], Float[Tensor, "batch steps {labels} {labels}"]]:
     """The same, and the posteriors of the labels of a word and the next one, summed over the states of both.
 
     `label` is that of each state; there are `labels` of them.
@@ -64,7 +64,7 @@ def _posteriors(
 
 def _steps(
     part: Problem, solution: Solution, states: Tensor, member: Tensor
-) -> Float[Tensor, "n-1 batch labels labels"]:
+) -> Float[Tensor, "steps batch labels labels"]:
     backward, member = solution.outside, member.to(states.dtype)
     if not isinstance(backward, Backward):
         return _steps_in_logarithms(part, states, member)
@@ -79,8 +79,9 @@ def _steps(
         rows.append((x * after) @ member)
     n, batch = states.shape[:2]
     found, labels = torch.stack(rows, 1), member.shape[1]
-    steps = found.new_zeros((n - 1) * batch, labels, labels)
-    return steps.index_copy_(0, places.words[first:] - batch, found).view(n - 1, batch, labels, labels)
+    steps = found.new_zeros(batch * (n - 1), labels, labels)
+    before = places.words[first:] - places.sentence[first:] - 1  # where the word before stands, the last ones left out
+    return steps.index_copy_(0, before, found).view(batch, n - 1, labels, labels).transpose(0, 1)
 
 
 def _steps_in_logarithms(part: Problem, states: Tensor, member: Tensor) -> Tensor:

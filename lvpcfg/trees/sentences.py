@@ -1,6 +1,6 @@
 """Trees as sentences: what grammar induction learns from, and is scored on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nltk.tree import Tree
@@ -43,6 +43,19 @@ def words_of(name: str, given: Iterable[str]) -> list[str]:
             f"{name} has the word {show(wrong)}, which no tree can hold: expected words without white space."
         )
     return words
+
+
+def of_similar_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The numbers of all sentences, longest first, in batches of up to so many words, or of one sentence."""
+    batch, words = list[int](), 0
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if batch and words + lengths[number] > most:
+            yield batch
+            batch, words = [], 0
+        batch.append(number)
+        words += lengths[number]
+    if batch:
+        yield batch
 
 
 def flat(sentence: Tree | Iterable[str]) -> Tree:

@@ -1,8 +1,9 @@
 """What an unknown word looks like: named functions from a word to classes of words, from fine to coarse.
 
-`english` ends in the classes of Petrov & Klein 2007 (capitals, digits, dashes, English suffixes); `suffix` knows
-no language. Finer than both are a word's last letters, and what a number looks like. `berkeley` spells the classes
-of the Berkeley parser, for its grammars. Bring your own with `register_signature`.
+`english` ends in the classes of Petrov & Klein 2007 (capitals, digits, dashes, English suffixes). `suffix` knows
+no language, nor does `affixes`, which is for taggers and looks at both ends of a word. Finer than these are a word's
+last letters, and what a number looks like. `berkeley` spells the classes of the Berkeley parser, for its grammars.
+Bring your own with `register_signature`.
 """
 
 import re
@@ -26,6 +27,15 @@ def english(word: str, first: bool, lower_known: bool) -> tuple[str, ...]:
 def suffix(word: str, first: bool, lower_known: bool) -> tuple[str, ...]:
     shape = _shape(word, first, lower_known)
     return (*_fine(word, shape), shape)
+
+
+def affixes(word: str, first: bool, lower_known: bool) -> tuple[str, ...]:
+    """The first two letters with the last three or two; then the last letters alone, and the shape of the word."""
+    shape, lower = _case(word, first, lower_known), word.lower()
+    if any(character.isdigit() for character in word):
+        return (*_fine(word, shape), shape)
+    both = tuple(f"{shape}~{lower[:2]}~{lower[-letters:]}" for letters in (3, 2) if len(lower) > letters + 2)
+    return (*both, *_fine(word, shape), shape)
 
 
 def _english_suffix(word: str) -> str:
@@ -72,6 +82,20 @@ def berkeley(word: str, first: bool, lower_known: bool) -> str:
     return f"{shape}-{ending}" if ending else shape
 
 
+def _case(word: str, first: bool, lower_known: bool) -> str:
+    """Capitals anywhere in the sentence, and whether the word is known without them; signs, digits and dashes."""
+    shape = "<unknown>"
+    if word[:1].isupper():
+        capital = "-INITIAL" if first else "-CAPITAL"
+        shape += "-CAPS" if len(word) > 1 and word.isupper() else capital
+        shape += "-KNOWN" * lower_known
+    elif any(character.islower() for character in word):
+        shape += "-lower"
+    elif not any(character.isalnum() for character in word):
+        shape += "-SIGNS"
+    return shape + "-DIGIT" * any(character.isdigit() for character in word) + "-DASH" * ("-" in word)
+
+
 def _shape(word: str, first: bool, lower_known: bool) -> str:
     shape = "<unknown>"
     if word[:1].isupper():
@@ -90,8 +114,8 @@ def _shape(word: str, first: bool, lower_known: bool) -> str:
     return shape
 
 
-OF_TREES, OF_TAGS = "english", "suffix"  # where none is given
-SIGNATURES: dict[str, Signature] = {"english": english, "suffix": suffix, "berkeley": berkeley}
+OF_TREES, OF_TAGS = "english", "affixes"  # where none is given
+SIGNATURES: dict[str, Signature] = {"english": english, "suffix": suffix, "affixes": affixes, "berkeley": berkeley}
 
 
 def register_signature(name: str, function: Signature) -> None:

@@ -10,7 +10,7 @@ and, if that is not enough, by log-sum-exp, before it is called impossible.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -25,14 +25,34 @@ MATRICES = 1 << 27  # bytes
 NARROW, WIDE, LOGARITHMIC = "as given", "float64", "log-sum-exp"
 
 
+@runtime_checkable
+class Scores(Protocol):
+    """Inside scores of sentences, in any layout."""
+
+    log_z: Float64[Tensor, "batch"]
+    sign: Tensor
+
+    def near_underflow(self) -> bool: ...
+
+
+@runtime_checkable
+class Derivatives(Protocol):
+    """Of log Z, weighted by a number for each sentence: by the words, and by the tensors of the form if asked for."""
+
+    @property
+    def leaf(self) -> Float[Tensor, "length batch word_states"]: ...
+
+    tensors: list[Tensor | None]
+
+
 @dataclass(eq=False)
 class Solution:
     """Charts of some sentences of a batch, computed one way: by sums (`level` NARROW or WIDE), or by log-sum-exp."""
 
     sentences: Int[Tensor, "some"]  # their numbers
     level: str
-    chart: Chart | LogChart
-    outside: Outside | LogOutside | None = None
+    chart: Scores
+    outside: Derivatives | None = None
 
     @property
     def sums(self) -> tuple[Chart, Outside] | None:
@@ -63,20 +83,19 @@ class Problem:
         each = self.leaf.shape[0] * self.form.matrix_size * self.leaf.element_size()
         return max(1, MATRICES // max(1, each))
 
-    def chart(self, level: str) -> Chart | LogChart:
+    def chart(self, level: str) -> Scores:
         if level == NARROW:
             return Chart(self.form, self.leaf, self.lengths, self.allowed)
         chart = Chart if level == WIDE else LogChart
         return chart(self.form.to(torch.float64), self.leaf.to(torch.float64), self.lengths, self.allowed)
 
-    def outside(
-        self, chart: Chart | LogChart, gradient: Float[Tensor, "batch"], parameters: bool = False
-    ) -> Outside | LogOutside:
+    def outside(self, chart: Scores, gradient: Float[Tensor, "batch"], parameters: bool = False) -> Derivatives:
         if isinstance(chart, Chart):
             return Outside(chart, gradient, parameters)
+        assert isinstance(chart, LogChart)
         return LogOutside(chart, gradient, parameters)
 
-    def overflowed(self, outside: Outside | LogOutside) -> Bool[Tensor, "batch"]:
+    def overflowed(self, outside: Derivatives) -> Bool[Tensor, "batch"]:
         """Whose outside scores are not finite, or would not be at the scale at which cells were computed."""
         fine = outside.leaf.isfinite().all(-1).all(0)
         if isinstance(outside, Outside):
