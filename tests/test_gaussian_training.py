@@ -1,5 +1,6 @@
 """Training mixtures of Gaussians: where it begins, that it climbs, goes on from checkpoints, and what it refuses."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,14 +8,16 @@ import torch
 from running import run
 
 import lvpcfg
-from lvpcfg import InputError, Model, Parser
-from lvpcfg.estimate.estimator import Task
+from lvpcfg import InputError, Model, Parser, Tagger
+from lvpcfg.estimate.estimator import TaggingTask, Task
 from lvpcfg.estimate.gaussian import SHARING, GaussianOptions, gaussian
 from lvpcfg.estimate.gradient_descent import GradientDescent
 from lvpcfg.grammar.gaussian import GaussianRules
 from lvpcfg.nn import GrammarLayer
 from lvpcfg.trees.brackets import write_trees
+from lvpcfg.trees.tagged import build_tagged
 from lvpcfg.trees.treebank import build_treebank
+from lvpcfg.trees.walk import tagged_words
 
 TREES = [tree for tree in lvpcfg.corpus("train")[:60] if len(tree.leaves()) <= 12][:12]
 FAST = {"epochs": 2, "components": 2, "batch_sentences": 5}
@@ -113,3 +116,73 @@ def test_models_with_negative_parameters_are_refused(tmp_path):
     replace(model, grammar=signed).save(tmp_path)
     with pytest.raises(InputError, match="negative parameters"):
         training(init=str(tmp_path))
+
+
+# Taggers
+
+TAGGED = [tagged_words(tree) for tree in TREES]
+
+
+def tagger(**options) -> GradientDescent:
+    task = TaggingTask(build_tagged(TAGGED))
+    return gaussian(GaussianOptions(**{"epochs": 2, "batch_sentences": 5, "unknown": 0.0} | options), task)
+
+
+def test_the_weight_of_tagged_words_is_an_integral():
+    """Over the vectors of all tags; by the trapezoid rule."""
+    objective = tagger(dimension=1, noise=0.7).objective
+    layer, lexicon = objective.module, objective.task.layout.lexicon
+    r = torch.linspace(-9, 9, 91, dtype=torch.float64)
+    grammar, m, tags = layer.grammar(), 2, objective.task.corpus.tags
+    with torch.no_grad():
+        layer.log_sigma += torch.linspace(-0.3, 0.3, len(layer.mu)).unsqueeze(1)
+        mu, sigma = layer.mu.double(), layer.log_sigma.double().exp()
+        density = (-0.5 * ((r - mu) / sigma) ** 2).exp() / (sigma * math.sqrt(2 * math.pi))  # [states, points]
+        step = float(r[1] - r[0])
+        members = objective.members[0]
+        found = objective.log_likelihood(objective.batches[0], torch.Generator())
+        log_z = []
+        for number in members:
+            entries = torch.tensor(lexicon.encode([word for word, _ in TAGGED[number]]))
+            words = grammar.lexical.lookup(entries).double()
+            gold = [tags.index(tag) for _, tag in TAGGED[number]]
+            weights = []
+            for allowed in ([[tag] for tag in gold], [range(len(tags))] * len(gold)):
+                rest: dict[int, torch.Tensor] = {}  # functions of the vector of the next tag
+                for place in reversed(range(len(gold))):
+                    new = {}
+                    for tag in allowed[place]:
+                        own = slice(tag * m, tag * m + m)
+                        value = layer.final.double().exp()[own]
+                        if rest:
+                            rows = layer.transition.double().exp()[own]
+                            value = sum(
+                                rows[:, t * m : t * m + m] @ (density[t * m : t * m + m] @ f) * step
+                                for t, f in rest.items()
+                            )
+                        new[tag] = (words[place, own] * value) @ density[own]
+                    rest = new
+                first = layer.initial.double().exp()
+                weights.append(
+                    sum(
+                        float(first[t * m : t * m + m] @ (density[t * m : t * m + m] @ f)) * step
+                        for t, f in rest.items()
+                    )
+                )
+            log_z.append(math.log(weights[0] / weights[1]))
+    assert found.tolist() == pytest.approx(log_z, rel=1e-4, abs=1e-4)
+
+
+def test_taggers_begin_as_the_states_they_are_made_of_and_climb(tmp_path):
+    states = lvpcfg.train(TAGGED, "em", states=2, iterations=3)
+    states.save(tmp_path)
+    found = tagger(init=str(tmp_path), apart=20.0, noise=0.0)
+    chain, truth = found.model().grammar.chain, states.grammar.chain
+    for one, other in zip(chain.tensors, truth.tensors, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-6)
+    start = found.figures()[found.shown[-1]]
+    list(found.run())
+    assert found.figures()[found.shown[-1]] > start
+    assert Tagger(found.model()).tag_sents([["No", "."]])
+    with pytest.raises(InputError, match="sharing is 'own': taggers are tied"):
+        GaussianOptions(sharing="own").check_tags()

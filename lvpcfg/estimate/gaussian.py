@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import Estimator, Task, check_number
+from lvpcfg.estimate.estimator import Estimator, TaggingTask, Task, check_number
 from lvpcfg.estimate.gradient import CONDITIONAL, LOG_WEIGHTS, Descent, DescentOptions
 from lvpcfg.registry import ESTIMATORS
 
 OWN, SHARED, TIED = SHARING = ("own", "shared", "tied")
 DIAGONAL, SPHERICAL = COVARIANCES = ("diagonal", "spherical")
+DISTURBED = 0.5  # counts of tied rules of a fresh grammar are multiplied by exp of a number up to this
 
 
 @dataclass
@@ -33,6 +34,7 @@ class GaussianOptions(DescentOptions):
 
     objective: ClassVar[str] = CONDITIONAL
     parametrisation: ClassVar[str] = LOG_WEIGHTS
+    figure: ClassVar[str] = "conditional_log_likelihood_per_word"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +49,10 @@ class GaussianOptions(DescentOptions):
                 f"estimator.sharing is {self.sharing!r}: a model of estimator.init has weights for all combinations of "
                 f"states, expected {TIED!r}."
             )
+
+    def check_tags(self) -> None:
+        if self.sharing != TIED:
+            raise InputError(f"estimator.sharing is {self.sharing!r}: taggers are tied, expected {TIED!r}.")
 
     def batch(self, lengths: Sequence[int]) -> tuple[list[int], int]:
         return [1] * len(lengths), self.batch_sentences
@@ -64,8 +70,11 @@ class GaussianOptions(DescentOptions):
 
 
 @ESTIMATORS.register("gaussian", GaussianOptions)
-def gaussian(options: GaussianOptions, task: Task) -> Estimator:
+def gaussian(options: GaussianOptions, task: Task | TaggingTask) -> Estimator:
     from lvpcfg.estimate.gaussian_likelihood import GaussianLikelihood
+    from lvpcfg.estimate.gaussian_tags import GaussianTags
     from lvpcfg.estimate.gradient_descent import GradientDescent
 
+    if isinstance(task, TaggingTask):
+        return GradientDescent(options, task, GaussianTags(options, task))
     return GradientDescent(options, task, GaussianLikelihood(options, task))

@@ -7,21 +7,19 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Task
-from lvpcfg.estimate.gaussian import DIAGONAL, OWN, TIED, GaussianOptions
-from lvpcfg.estimate.gaussian_start import Shape, mixtures, places, tied, with_mixtures
+from lvpcfg.estimate.gaussian import DISTURBED, OWN, TIED, GaussianOptions
+from lvpcfg.estimate.gaussian_start import Shape, mixtures, near, places, tied, with_mixtures
 from lvpcfg.estimate.states import Refinement
 from lvpcfg.estimate.tree_likelihood import TreeLikelihood
 from lvpcfg.grammar.gaussian import GaussianRules
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 
-DISTURBED = 0.5  # counts of tied rules of a fresh grammar are multiplied by exp of a number up to this
-
 
 class GaussianLikelihood(TreeLikelihood):
     def __init__(self, options: GaussianOptions, task: Task) -> None:
         self.gaussians = options
-        self.shape = Shape(options.dimension, options.covariance == DIAGONAL)
+        self.shape = Shape.of(options)
         super().__init__(options, task)
 
     def _fresh(self) -> Model:
@@ -38,8 +36,8 @@ class GaussianLikelihood(TreeLikelihood):
             rules = grammar.binary
             assert isinstance(rules, GaussianRules)
             apart = 0.0 if own else options.apart
-            moved = {"mu": self._near(self._places(grammar, apart), generator)}
-            moved["child_mu"] = self._near(rules.child_mu, generator)
+            moved = {"mu": near(self._places(grammar, apart), options.noise, generator)}
+            moved["child_mu"] = near(rules.child_mu, options.noise, generator)
             grammar = with_mixtures(grammar, rules.with_tensors(rules.tensors | moved), grammar.lexical)
         return replace(self.task.model(options, 0, grammar), coarse=observed.coarse)
 
@@ -56,15 +54,11 @@ class GaussianLikelihood(TreeLikelihood):
         return replace(model, grammar=self._tied(model.grammar, torch.Generator().manual_seed(self.task.seed)))
 
     def _tied(self, grammar: Grammar, generator: torch.Generator) -> Grammar:
-        return tied(grammar, self.shape, self._near(self._places(grammar, self.gaussians.apart), generator))
+        options = self.gaussians
+        return tied(grammar, self.shape, near(self._places(grammar, options.apart), options.noise, generator))
 
     def _places(self, grammar: Grammar, apart: float) -> Tensor:
         return places(grammar.states, self.gaussians.dimension, apart, grammar.root.dtype)
-
-    def _near(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Up to the noise away from them."""
-        away = torch.rand(places.shape, generator=generator, dtype=places.dtype)
-        return places + self.gaussians.noise * (2 * away - 1)
 
     def measure(self) -> dict[str, float]:
         """Whole charts of rules with lanes of their own would be too wide."""

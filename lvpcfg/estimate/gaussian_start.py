@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from lvpcfg.estimate.gaussian import DIAGONAL, GaussianOptions
 from lvpcfg.grammar.gaussian import GaussianRules
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rules import starts_of, transformed
@@ -28,6 +29,10 @@ class Shape:
 
     dimension: int
     diagonal: bool  # a sigma for each dimension, or one for all
+
+    @staticmethod
+    def of(options: GaussianOptions) -> "Shape":
+        return Shape(options.dimension, options.covariance == DIAGONAL)
 
     @property
     def factor(self) -> float:
@@ -144,3 +149,8 @@ def places(
     grid = torch.stack(columns, 1).to(dtype)
     sums, sizes = torch.zeros(len(states), dimension, dtype=dtype).index_add(0, symbol, grid), states.unsqueeze(1)
     return apart * (grid - (sums / sizes)[symbol])
+
+
+def near(places: Float[Tensor, "some d"], noise: float, generator: torch.Generator) -> Float[Tensor, "some d"]:
+    """Up to the noise away from some places."""
+    return places + noise * (2 * torch.rand(places.shape, generator=generator, dtype=places.dtype) - 1)
