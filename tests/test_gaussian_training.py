@@ -12,6 +12,7 @@ from lvpcfg import InputError, Model, Parser, Tagger
 from lvpcfg.estimate.estimator import TaggingTask, Task
 from lvpcfg.estimate.gaussian import SHARING, GaussianOptions, gaussian
 from lvpcfg.estimate.gradient_descent import GradientDescent
+from lvpcfg.evaluation.pictures import draw_gaussians
 from lvpcfg.grammar.gaussian import GaussianRules
 from lvpcfg.nn import GrammarLayer
 from lvpcfg.trees.brackets import write_trees
@@ -186,3 +187,20 @@ def test_taggers_begin_as_the_states_they_are_made_of_and_climb(tmp_path):
     assert Tagger(found.model()).tag_sents([["No", "."]])
     with pytest.raises(InputError, match="sharing is 'own': taggers are tied"):
         GaussianOptions(sharing="own").check_tags()
+
+
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_inspect_draws_the_gaussians(dimension, tmp_path):
+    training(dimension=dimension, components=3).model().save(tmp_path / "model")
+    figures, printed = run("inspect", tmp_path / "run", model=str(tmp_path / "model"), symbol=["NP", "NN"])
+    assert "gaussians.png" in printed
+    assert (tmp_path / "run" / "gaussians.png").read_bytes().startswith(b"\x89PNG")
+    assert figures["states"] > 3
+
+
+def test_a_picture_has_a_mark_for_each_gaussian():
+    sigma = torch.ones(3, 2)
+    figure = draw_gaussians({"NP": (torch.arange(6.0).view(3, 2), sigma), "NN": (torch.zeros(2, 1), sigma[:2, :1])})
+    of_phrase, of_tag = figure.axes
+    assert len(of_phrase.patches) == 3
+    assert len(of_tag.lines) == 2

@@ -88,6 +88,11 @@ class GaussianRules(BinaryRules):
         """K; of tied rules 0."""
         return 0 if self.tied else len(self.root_weight) // len(self.state_counts)
 
+    def gaussians(self, states: list[int]) -> tuple[Float[Tensor, "some d"], Float[Tensor, "some d"]]:
+        """mu and sigma of the lanes of some states."""
+        mu = self.mu[states]
+        return mu, self.log_sigma[states].exp().expand_as(mu)
+
     # Overlaps of Gaussians
 
     @cached_property
