@@ -22,6 +22,7 @@ class GaussianOptions(DescentOptions):
     dimension: int = 3
     components: int = 4  # of each rule with phrases and of the root; tied, Gaussians of each phrase symbol
     lexical: int = 2  # Gaussians of each tag
+    kept: int = 0  # Gaussians of a node that charts keep, those with the largest coefficients; 0: all
     noise: float = 0.05  # means begin up to this away from their places
     apart: float = 0.0  # how far from each other these places are for the Gaussians of a symbol
     learning_rate: float = 0.01
@@ -42,6 +43,7 @@ class GaussianOptions(DescentOptions):
         expect("estimator.covariance", self.covariance, COVARIANCES)
         for name in ("dimension", "components", "lexical", "batch_sentences"):
             check_number(self, name, least=1)
+        check_number(self, "kept")
         for name in ("noise", "apart"):
             check_number(self, name, whole=False)
         if self.init is not None and self.sharing != TIED:

@@ -33,12 +33,12 @@ class GaussianLikelihood(TreeLikelihood):
         else:
             pcfg, own = observed.latent.grammar(observed.counts), options.sharing == OWN
             grammar = mixtures(pcfg, self.shape, options.components, options.lexical, own)
-            rules = grammar.binary
-            assert isinstance(rules, GaussianRules)
+            rules = _rules_of(grammar)
             apart = 0.0 if own else options.apart
             moved = {"mu": near(self._places(grammar, apart), options.noise, generator)}
             moved["child_mu"] = near(rules.child_mu, options.noise, generator)
             grammar = with_mixtures(grammar, rules.with_tensors(rules.tensors | moved), grammar.lexical)
+        grammar = replace(grammar, binary=replace(_rules_of(grammar), most=options.kept))
         return replace(self.task.model(options, 0, grammar), coarse=observed.coarse)
 
     def _taken_up(self, model: Model) -> Model:
@@ -63,3 +63,8 @@ class GaussianLikelihood(TreeLikelihood):
     def measure(self) -> dict[str, float]:
         """Whole charts of rules with lanes of their own would be too wide."""
         return {} if self.gaussians.sharing == OWN else super().measure()
+
+
+def _rules_of(grammar: Grammar) -> GaussianRules:
+    assert isinstance(grammar.binary, GaussianRules)
+    return grammar.binary

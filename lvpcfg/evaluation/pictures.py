@@ -172,9 +172,26 @@ def draw_gaussians(symbols: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
                 axes.add_patch(Ellipse((mean[0], mean[1]), width, height, fill=False, color=color))
                 axes.annotate(str(state), (mean[0], mean[1]), fontsize=7, ha="center", va="center")
         axes.autoscale_view()
+        if len(shown) > 1:
+            axes.set_aspect("equal", adjustable="datalim")
         axes.set_xlabel(f"dimension {shown[0] + 1}", fontsize=8)
         axes.set_ylabel(f"dimension {shown[1] + 1}" if len(shown) > 1 else "density", fontsize=8)
         axes.tick_params(labelsize=7)
+    return figure
+
+
+def draw_components(rows: Sequence[tuple[int, float, float]]) -> Figure:
+    """F1 and seconds of an epoch over the number of components that are kept; all of them, 0, is a line across."""
+    figure = _figure(6.4, 5)
+    for place, (title, column) in enumerate((("F1", 1), ("CPU seconds an epoch", 2)), 1):
+        axes = figure.add_subplot(2, 1, place)
+        some = sorted((row[0], row[column]) for row in rows if row[0])
+        axes.plot([kept for kept, _ in some], [value for _, value in some], marker="o", label="the largest are kept")
+        for exact in (row[column] for row in rows if not row[0]):
+            axes.axhline(exact, color=WRONG, linestyle="--", label="all: exact")
+        axes.set_ylabel(title)
+        axes.legend(fontsize=8)
+    axes.set_xlabel("components of a node")
     return figure
 
 

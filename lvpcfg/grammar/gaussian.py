@@ -12,7 +12,8 @@ their coefficients, and no mixture grows or is pruned. What is left of the integ
     T^{a -> b c} = sum_k rho_k e_k (x) v_k (x) w_k,   e_k: the lane of k,   v_k[j] = <left Gaussian of k, lane j of b>
     R^{a -> b}   = sum_k rho_k e_k (x) v_k,           pi^a[j] = sum_k rho_k <root Gaussian of k, lane j of a>
 
-which charts and forests take as they take any other numbers. Lexical rules are coefficients of lanes as they stand.
+which charts and forests take as they take any other numbers. Lexical rules are coefficients of lanes as they stand. The
+published system keeps the 40 or 50 largest components of a node; forests do so with `most`, to compare.
 
 Rules have either K components each, with child Gaussians of their own and lanes that are their own or shared by the
 rules of a symbol; or they are tied: the lanes of a symbol are all the Gaussians that it has, and each combination of
@@ -21,7 +22,7 @@ three has a weight. Then T = W x_2 G_b x_3 G_c, with G_b the overlaps of the lan
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -59,6 +60,8 @@ class GaussianRules(BinaryRules):
     unary_weight: Float[Tensor, "unary_components"]  # K of each; tied, m_a m_b
     root_weight: Float[Tensor, "root_components"]  # K of each symbol; tied, m_a
     lane: Int64[Tensor, "parents"]  # of each component of binary and unary rules, among those of its symbol; tied, none
+
+    most: int = 0  # Gaussians of a node that forests keep, those with the largest coefficients; 0: all
 
     name: ClassVar[str] = "gaussian"
     weights: ClassVar[tuple[str, ...]] = ("weight", "unary_weight", "root_weight")
@@ -164,7 +167,7 @@ class GaussianRules(BinaryRules):
         return self.in_form().written_out()
 
     def for_forests(self) -> ForestRules:
-        return self.in_form().for_forests()
+        return replace(self.in_form().for_forests(), most=self.most)
 
     # All else
 
@@ -252,10 +255,11 @@ class GaussianRules(BinaryRules):
         ]
         weights = [reader.floats(name, size) for name, size in zip(cls.weights, sizes, strict=True)]
         numbers = dict(zip(cls.parameters, [*gaussians, *weights], strict=True))
-        return cls(state_counts, interminals, rules, unary_rules, lane=lane, **numbers)
+        return cls(state_counts, interminals, rules, unary_rules, lane=lane, most=reader.size("most"), **numbers)
 
     def sizes(self) -> dict[str, int]:
-        return {"dimension": self.mu.shape[1], "spreads": self.log_sigma.shape[1], "components": self.components}
+        d, spreads = self.mu.shape[1], self.log_sigma.shape[1]
+        return {"dimension": d, "spreads": spreads, "components": self.components, "most": self.most}
 
 
 def overlaps(

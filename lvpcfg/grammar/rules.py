@@ -64,6 +64,7 @@ class ForestRules:
 
     values: Tensor  # T of the rules that are tensors, end to end
     cp: RulesInCP | None = None  # the others
+    most: int = 0  # states of a node that are kept, those with the largest inside scores; 0: all
 
 
 @dataclass(frozen=True, eq=False)
