@@ -101,6 +101,6 @@ def test_options_that_make_no_sense(options, complaint):
 
 
 def test_its_options_are_those_of_gaussians():
-    assert options_of("components").estimator.sharing == "own"
+    assert options_of("components").estimator.name == "gaussian"
     with pytest.raises(InputError, match="components are those of 'gaussian'"):
         replace(options_of("components"), estimator=EMOptions())

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Task
-from lvpcfg.estimate.gaussian import gaussian
+from lvpcfg.estimate.gaussian import OWN, gaussian
 from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.pictures import draw_components
 from lvpcfg.files import read_text, write_text
@@ -121,7 +121,7 @@ def _text(rows: Sequence[Row]) -> str:
 def _measured(kept: int, config: ComponentsOptions, train: Sequence[Tree], test: Sequence[Tree], made_with: str) -> Row:
     treebank = build_treebank(train, config.binarisation.scheme())
     task = Task(treebank, config.signature or signatures.OF_TREES, config.seed, usable_device(config.device).type)
-    training = gaussian(replace(config.estimator, kept=kept), task)
+    training = gaussian(replace(config.estimator, kept=kept, sharing=OWN), task)
     training.figures()  # forests are found before the first epoch
     begin = time.process_time()
     for _ in training.run():
