@@ -59,11 +59,11 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected calibrate, components, compress, demo, evaluate, import, inspect, parse, profile, tag",
+            "job is 'tain': expected calibrate, components, compress, demo, evaluate, import, inspect, parse, profile",
         ),
         (
             ["estimator=count2"],
-            "estimator is 'count2': expected cluster, count, em, gaussian, gradient, kruskal_em, spectral or split_merge.",
+            "estimator is 'count2': expected cluster, count, em, gaussian, gradient, kruskal_em, spectral or split",
         ),
         (
             ["job=train", "estimator.states=8"],

@@ -1,8 +1,9 @@
 """job=components: what it costs to keep only some components of a mixture (Zhao, Zhang & Tu 2018, the supplement).
 
 Inside scores of Gaussian mixtures are sums of many Gaussians, and the published system keeps the largest, 10 to 80 of
-them. Here nothing grows, and all are kept; this job trains with both, and with Gaussians that no rules share. Each number of components adds a row to
-`components.csv` when its training is finished; `resume=true` continues after the last row.
+them. Here nothing grows, and all are kept; this job trains with both, each component with Gaussians of its own. Each
+number of components adds a row to `components.csv` when its training is finished; `resume=true` continues after the
+last row.
 """
 
 from dataclasses import dataclass
