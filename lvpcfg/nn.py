@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from lvpcfg.chart.derivations import Skeletal
 from lvpcfg.chart.fast.build import form, with_parameters
+from lvpcfg.chart.fast.cp import CPForm
+from lvpcfg.chart.fast.forms import TensorForm
 from lvpcfg.chart.forest.candidates import with_trees
 from lvpcfg.chart.forest.observed import ForestOverWords, ObservedTrees, RuleNumbers
 from lvpcfg.chart.forest.prune import FineRules
@@ -72,6 +74,8 @@ class Words:
 class GrammarLayer(nn.Module):
     """A model's grammar, in whatever representation its binary rules are."""
 
+    root: Float[Tensor, "states"]
+    unary: Float[Tensor, "numbers"]
     _most_unary: Float[Tensor, "interminal_states"]  # what the unary rules of a state may add up to
 
     def __init__(self, model: Model, parametrisation: str = LOGITS) -> None:
@@ -90,17 +94,27 @@ class GrammarLayer(nn.Module):
                 f"parametrisation is {LOGITS!r}, and the unary rules of the model are whole chains, which do not sum "
                 f"to 1 with its other rules: expected {LOG_WEIGHTS!r} or {VALUES!r}."
             )
+        beside = grammar.binary.beside
+        if parametrisation == LOGITS and beside:
+            raise InputError(
+                f"parametrisation is {LOGITS!r}, and the rules of the model are mixtures, which do not sum to 1: "
+                f"expected {LOG_WEIGHTS!r} or {VALUES!r}."
+            )
         self.parametrisation, self.model = parametrisation, model
 
-        def parameter(values: Tensor) -> nn.Parameter:
+        def parameter(values: Tensor, of_reals: bool = False) -> nn.Parameter:
             values = values.detach().clone()
-            return nn.Parameter(values if parametrisation == VALUES else values.log())
+            return nn.Parameter(values if parametrisation == VALUES or of_reals else values.log())
 
-        self.root = parameter(grammar.root)
-        self.unary = parameter(grammar.unary)
+        for name in ("root", "unary"):
+            values: Tensor = getattr(grammar, name)
+            if name in beside:  # made of the numbers of the binary rules
+                self.register_buffer(name, values.detach().clone(), persistent=False)
+            else:
+                self.register_parameter(name, parameter(values))
         self._binary = [f"binary_{name}" for name in grammar.binary.tensors]
-        for name, tensor in zip(self._binary, grammar.binary.tensors.values(), strict=True):
-            self.register_parameter(name, parameter(tensor))
+        for name, tensor in grammar.binary.tensors.items():
+            self.register_parameter(f"binary_{name}", parameter(tensor, name in grammar.binary.of_reals))
         self.words = parameter(grammar.lexical.value)
         self.unknown_words = parameter(grammar.lexical.backoff)
         network = grammar.lexical.network
@@ -117,27 +131,28 @@ class GrammarLayer(nn.Module):
     def grammar(self) -> Grammar:
         """With the parameters as they are; differentiable by them."""
         old = self._structure.grammar
-        binary = [getattr(self, name) for name in self._binary]
-        root, unary, words, unknown, *tensors = map(
-            self._number, (self.root, self.unary, self.words, self.unknown_words, *binary)
-        )
+        tensors = {
+            name: tensor if name in old.binary.of_reals else self._number(tensor)
+            for name, tensor in zip(old.binary.tensors, map(self.get_parameter, self._binary), strict=True)
+        }
+        binary = old.binary.with_tensors(tensors, zeros_stay=self.parametrisation != VALUES)
+        words, unknown = map(self._number, (self.words, self.unknown_words))
+        beside = binary.beside
         network = old.lexical.network
         if network is not None:
             network = network.with_tensors(dict(self.characters))
         grammar = replace(
             old,
-            root=root,
-            unary=unary,
-            binary=old.binary.with_tensors(
-                dict(zip(old.binary.tensors, tensors, strict=True)), zeros_stay=self.parametrisation != VALUES
-            ),
+            root=beside["root"] if "root" in beside else self._number(self.root),
+            unary=beside["unary"] if "unary" in beside else self._number(self.unary),
+            binary=binary,
             lexical=replace(
                 old.lexical, value=words, weight=old.lexical.weight.to(words.dtype), backoff=unknown, network=network
             ),
         )
         if self.parametrisation == LOGITS:
             return normalised(grammar).to(dtype=self.root.dtype)
-        if self.parametrisation == LOG_WEIGHTS and not grammar.closed:
+        if self.parametrisation == LOG_WEIGHTS and not grammar.closed and "unary" not in beside:
             sums = grammar.unary_matrix().sum(1)
             factor = self._most_unary / torch.maximum(sums, self._most_unary)
             return replace(grammar, unary=grammar.unary * factor[grammar.unary_states()[0]])
@@ -359,8 +374,12 @@ class Structure:
         self.grammar, self.symbol_of_state = grammar, grammar.symbol_of_state.tolist()
         for name in grammar.binary.structure + grammar.binary.of_zeros:  # found out now, and kept by `with_tensors`
             getattr(grammar.binary, name)
-        self.form = form(grammar)
         self._pruning: tuple[Pruning, LexicalTable] | None = None
+
+    @cached_property
+    def form(self) -> TensorForm | CPForm:
+        """Of whole charts."""
+        return form(self.grammar)
 
     @cached_property
     def forest_rules(self) -> FineRules:

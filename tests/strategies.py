@@ -1,10 +1,13 @@
 """Random trees and grammars for property tests."""
 
+from itertools import product
+
 import torch
 from hypothesis import strategies as st
 from nltk.tree import Tree
 from torch import Tensor
 
+from lvpcfg.grammar.gaussian import GaussianRules
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.rule_tensors import RuleTensors
@@ -62,3 +65,25 @@ def random_model(seed: int = 0, states: tuple[int, ...] = (2, 3, 1, 4), dtype: t
         lexical=lexical,
     )
     return Model(grammar, Lexicon(("dog", "barks"), ("<unknown>",), "english"), Binarisation(), {"made by": "chance"})
+
+
+def gaussians(
+    grammar: Grammar, components: int, signed: bool = False, dimension: int = 2, spreads: int = 2
+) -> GaussianRules:
+    """Random mixtures of so many components a rule over the states of a grammar; 0 components: tied ones."""
+    binary, unary, k = grammar.binary, grammar.unary_rules, components
+    generator = torch.Generator().manual_seed(components)
+
+    def random(*shape: int, least: float = 0.0) -> Tensor:
+        return least + torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    parents = torch.cat([binary.rules[:, 0], unary[:, 0]]).repeat_interleave(k)
+    children = (2 * len(binary) + len(unary) + len(binary.states)) * k
+    sizes = [size * k for size in (len(binary), len(unary), len(binary.states))]
+    if not k:
+        sizes = [len(binary.values), len(grammar.unary), len(grammar.root)]
+    numbers = [random(*shape, least=-0.5) for shape in product((len(grammar.root), children), (dimension, spreads))]
+    weights = [0.2 * random(size, least=-0.3 * signed) for size in sizes]
+    weights[2][k or binary.state_counts[0] :] = 0  # trees begin with the first symbol
+    lane = (random(len(parents)) * binary.states[parents]).long()
+    return GaussianRules(binary.state_counts, binary.interminals, binary.rules, unary, *numbers, *weights, lane)

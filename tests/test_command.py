@@ -122,7 +122,7 @@ def test_the_help_of_a_choice(capfd):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["job=prase"], "job is 'prase': expected calibrate, check, compress, demo"),
+        (["job=prase"], "job is 'prase': expected calibrate, check, components, compress, demo"),
         (["job=train", "estimator=me"], "estimator is 'me'"),
     ],
 )
@@ -147,7 +147,7 @@ def test_options_of_one_job_are_its_own():
         (["-m", "job=parse,prase"], "job is 'prase'"),
         (["job=parse", "model=???"], "'model=???' does not fit: Missing mandatory value: model."),
         (["job=parse", "model="], "model is '': expected a folder"),
-        (["estimator.states=2"], "job=demo does not use 'estimator.states': it is an option of job=train."),
+        (["estimator.states=2"], "job=demo does not use 'estimator.states': it is an option of job=components or"),
     ],
 )
 def test_wrong_options_get_one_sentence(arguments, expected):

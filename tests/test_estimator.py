@@ -107,7 +107,7 @@ def test_an_estimator_of_ones_own_from_python(mine):
         lvpcfg.train(trees[:3], "mine", states=2)
     with pytest.raises(
         InputError,
-        match="estimator is 'mein': expected cluster, count, em, gradient, kruskal_em, mine, spectral or split_merge",
+        match="estimator is 'mein': expected cluster, count, em, gaussian, gradient, kruskal_em, mine, spectral or",
     ):
         lvpcfg.train(trees[:3], "mein")
 

@@ -45,9 +45,12 @@ from lvpcfg.trees.brackets import format_tree
         (["dtype=half"], "dtype is 'half': expected float32 or float64."),
         (
             ["job=train", "gold=a.mrg"],
-            "job=train does not use 'gold': it is an option of job=calibrate or job=evaluate or job=tradeoff.",
+            "job=train does not use 'gold': it is an option of job=calibrate or job=components or job=evaluate or",
         ),
-        (["job=evaluate", "estimator=count"], "does not use 'estimator': it is an option of job=train."),
+        (
+            ["job=evaluate", "estimator=count"],
+            "does not use 'estimator': it is an option of job=components or job=train.",
+        ),
         (["job=train", "data=${job}"], "does not fit"),
         (["data.train=año.mrg"], "letters beyond ASCII"),
         (["binarisation.vertical=two"], "'two' of type 'str' could not be converted to Integer"),
@@ -56,12 +59,12 @@ from lvpcfg.trees.brackets import format_tree
         (["binarisation.horizontal=many"], "'binarisation.horizontal=many' does not fit"),
         (
             ["job=tain"],
-            "job is 'tain': expected calibrate, check, compress, demo, evaluate, import, inspect, parse, profile, tag, "
-            "tightness, tradeoff",
+            "job is 'tain': expected calibrate, check, components, compress, demo, evaluate, import, inspect, parse, "
+            "profile, tag, tightness, tradeoff",
         ),
         (
             ["estimator=count2"],
-            "estimator is 'count2': expected cluster, count, em, gradient, kruskal_em, spectral or split_merge.",
+            "estimator is 'count2': expected cluster, count, em, gaussian, gradient, kruskal_em, spectral or split",
         ),
         (
             ["job=train", "estimator.states=8"],
@@ -85,7 +88,10 @@ from lvpcfg.trees.brackets import format_tree
         (["job=profile", "output=x"], "job=profile does not use 'output': it is an option of job=parse or job=tag."),
         (["job=train", "checkpoint_every=0"], "checkpoint_every is 0: expected 1, 2, ..."),
         (["job=train", "resume=maybe"], "'maybe' is not a valid bool"),
-        (["resume=true"], "job=demo does not use 'resume': it is an option of job=tradeoff or job=train."),
+        (
+            ["resume=true"],
+            "job=demo does not use 'resume': it is an option of job=components or job=tradeoff or job=train.",
+        ),
         (["signature=klingon"], "there is no word signature 'klingon': expected english or suffix"),
         (["job=train", "data.on_error=ignore"], "data.on_error is 'ignore': expected raise or skip."),
         (["train"], "'train' is no option: expected key=value, such as job=train."),
@@ -95,7 +101,7 @@ from lvpcfg.trees.brackets import format_tree
         (["-m", "binarisation.vertical=1,3"], "vertical is 3: expected 1 or 2."),
         (
             ["-m", "estimator=count,emm"],
-            "estimator is 'emm': expected cluster, count, em, gradient, kruskal_em, spectral or split_merge.",
+            "estimator is 'emm': expected cluster, count, em, gaussian, gradient, kruskal_em, spectral or split_merge.",
         ),
     ],
 )

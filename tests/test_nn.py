@@ -9,7 +9,7 @@ import pytest
 import torch
 from nltk.tree import Tree
 from strategies import random_model
-from test_representations import EVERY, PLAIN, SENTENCES, make, rule_cp
+from test_representations import EVERY, MIXTURES, PLAIN, SENTENCES, make, rule_cp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
@@ -45,6 +45,7 @@ def normalised(model):
 def both(names=EVERY):
     """Each representation with the parametrisations that serve it."""
     every = [(name, one) for name in names for one in PARAMETRISATIONS if one == VALUES or not name.endswith("signed")]
+    every = [(name, one) for name, one in every if one != LOGITS or not name.startswith(MIXTURES)]
     return pytest.mark.parametrize(("name", "parametrisation"), every)
 
 
@@ -76,7 +77,7 @@ def numbers(model):
     ]
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [name for name in PLAIN if name not in MIXTURES])
 def test_logits_are_normalised(name):
     layer = GrammarLayer(make(name))
     with torch.no_grad():
@@ -190,7 +191,7 @@ def test_logits_that_float32_cannot_hold_the_exponential_of():
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [name for name in PLAIN if name not in MIXTURES])
 def test_zeros_stay_zeros(name):
     model = make(name)
     grammar = model.grammar
@@ -227,6 +228,9 @@ def test_a_step_of_adam_raises_the_likelihood(name, parametrisation):
         optimiser.zero_grad()
         before = value()
         (-before).backward()
+        for parameter in layer.parameters():  # impossible trees stay so: they may be worth more than the others
+            if parameter.grad is not None:
+                parameter.grad[parameter == 0] = 0
         optimiser.step()
         assert value() > before
 
@@ -249,7 +253,7 @@ def test_what_torch_does_with_modules(name):
     other = torch.func.functional_call(layer, parameters(copied), (SENTENCES,)).partition
     assert torch.allclose(other, changed)
     other.sum().backward()
-    assert copied.root.grad.any()
+    assert copied.words.grad.any()
     copied.load_state_dict(state)
     assert torch.equal(copied(SENTENCES).partition, truth)
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from running import SETTINGS, run
-from strategies import random_model
+from strategies import gaussians, random_model
 
 from lvpcfg import InputError, Model, Parser, compress, write_trees
 from lvpcfg.decompose.child_types import cover_by_child_types
 from lvpcfg.decompose.dense import rule_tensor
 from lvpcfg.distributions import ModelTrees
+from lvpcfg.estimate.gaussian_start import with_mixtures
 from lvpcfg.evaluation.inspect import look_inside
 from lvpcfg.grammar import model as model_folder
 from lvpcfg.grammar import rules as rules_module
@@ -31,6 +32,9 @@ from lvpcfg.options import DECODERS
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = [["dog", "barks"], ["barks", "dog", "dog"], ["dog", "barks", "cats", "dog"], ["barks"]]
+
+
+MIXTURES = ("Gaussians", "tied Gaussians")
 
 
 def rule_cp(binary: RuleTensors, rules: list[int], signed: bool) -> RuleCP:
@@ -51,6 +55,9 @@ def make(name: str) -> Model:
     signed = name.endswith("signed")
     model = random_model(1, (2, 3, 1, 4))
     grammar = replace(model.grammar, unary=model.grammar.unary * 0.05)
+    if name.startswith(MIXTURES):
+        mixed = gaussians(grammar, 2 if name.startswith(MIXTURES[0]) else 0, signed)
+        return replace(model, grammar=with_mixtures(grammar, mixed, grammar.lexical))
     binary = grammar.binary.with_tensors({"values": grammar.binary.values * 0.1})
     if name.startswith("some rules"):
         binary = rule_cp(binary, [0, 2], signed)
@@ -74,8 +81,9 @@ def written_out(model: Model) -> Model:
     return replace(model, grammar=replace(model.grammar, binary=tensors))
 
 
-PLAIN = ["tensors", "some rules", "all rules", "whole"]
-EVERY = PLAIN + [f"{name}, signed" for name in PLAIN]
+PLAIN = ["tensors", "some rules", "all rules", "whole", *MIXTURES]
+# Tied Gaussians are computed with as tensors.
+EVERY = PLAIN + [f"{name}, signed" for name in PLAIN if name != MIXTURES[1]]
 
 
 @pytest.fixture(params=EVERY)

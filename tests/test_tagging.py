@@ -323,7 +323,9 @@ def test_what_a_tagger_is_not_made_of(model):
 def test_training_from_python():
     for given in (SENTENCES, iter(SENTENCES), [[[*pair] for pair in sentence] for sentence in SENTENCES]):
         assert len(lvpcfg.train(given).lexicon.words) == len({word for sentence in SENTENCES for word, _ in sentence})
-    with pytest.raises(InputError, match="estimator=spectral learns from trees: expected count, em or gradient"):
+    with pytest.raises(
+        InputError, match="estimator=spectral learns from trees: expected count, em, gaussian or gradient"
+    ):
         lvpcfg.train(SENTENCES, "spectral")
     for options in ({"objective": "sentence"}, {"init": "x"}):
         with pytest.raises(InputError, match="is for grammars"):
@@ -474,7 +476,10 @@ def test_bad_sentences_are_refused_or_counted(tmp_path, files):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["estimator=split_merge"], "estimator=split_merge learns from trees: expected count, em or gradient"),
+        (
+            ["estimator=split_merge"],
+            "estimator=split_merge learns from trees: expected count, em, gaussian or gradient",
+        ),
         (["data.dev=x.mrg"], "'x.mrg' holds trees, and 'x.conllu' does not"),
         (["data.tags=lemma"], "data.tags is 'lemma': expected upos or xpos"),
         (["decoder=viterbi"], "decoder is 'viterbi': expected recall or max-rule"),

@@ -420,7 +420,7 @@ def test_train_from_python():
     [
         (
             {"estimator": "magic"},
-            "estimator is 'magic': expected cluster, count, em, gradient, kruskal_em, spectral or",
+            "estimator is 'magic': expected cluster, count, em, gaussian, gradient, kruskal_em, spectral or",
         ),
         ({"estimator": "count", "states": 2}, "the estimator count has no option 'states'"),
         ({"estimator": "em", "cycles": 2}, r"has no option 'cycles': it has .*iterations, .*noise, .*rare, .*states"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # options are checked without torch and nltk
 
 # Steps are listed beforehand, so that there must not be too many.
 MOST = 1_000_000  # of whole numbers that have no other bound
-LEARN_TAGS = "count, em or gradient"
+LEARN_TAGS = "count, em, gaussian or gradient"
 MOST_CYCLES, MOST_ITERATIONS = 20, 10_000  # of split-merge training, and in one phase of a cycle, or of epochs
 
 

@@ -1,10 +1,12 @@
 """Gradient descent: the parameters of a grammar, in any representation, trained for the trees it should prefer, or of
 a chain, for tags."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, TaggingTask, Task, check_number
+from lvpcfg.estimate.estimator import MOST_ITERATIONS, Estimator, Options, TaggingTask, Task, check_number
 from lvpcfg.estimate.sentences import SENTENCE, SentenceOptions
 from lvpcfg.registry import ESTIMATORS
 
@@ -12,6 +14,7 @@ CONDITIONAL, JOINT, _ = OBJECTIVES = ("conditional", "joint", SENTENCE)
 ADAM, ADAMW, LBFGS = OPTIMISERS = ("adam", "adamw", "lbfgs")
 LOGITS, LOG_WEIGHTS, VALUES, NEURAL = PARAMETRISATIONS = ("logits", "log-weights", "values", "neural")
 WORDS, CHARACTERS = LEXICONS = ("words", "characters")
+Filled = TypeVar("Filled", bound="DescentOptions")
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,9 @@ class Descent:
     average: float
     clip: float
     epochs: int
-    batch_tokens: int
-    short_first: float  # share of the updates over which longer and longer sentences join in
-    noise: float  # counts of a fresh grammar are multiplied by exp of a number up to this
+    batch_tokens: int = 0
+    short_first: float = 0.0  # share of the updates over which longer and longer sentences join in
+    noise: float = 0.0  # counts of a fresh grammar are multiplied by exp of a number up to this
 
 
 FOR_TREES = Descent(0.05, 0.9, 3e-4, 0.9, 5.0, 3, 3000, 0.0, 0.1)
@@ -35,36 +38,70 @@ FOR_TAGS = Descent(0.1, 0.9, 3e-4, 0.9, 5.0, 8, 3000, 0.0, 1.0)
 
 
 @dataclass
-class GradientOptions(SentenceOptions):
-    name: str = "gradient"
+class DescentOptions(Options):
+    """What is common to all that train a module. What is None is usual for what is learned from: see `Descent`."""
+
     init: str | None = None  # a model folder; None: a fresh grammar
-    states: int = 4  # of every symbol of a fresh grammar
-    noise: float | None = None  # counts of a fresh grammar are multiplied by exp of a number up to this
     lexicon: str = WORDS  # that of the model, or "characters": times what a network says of how words are spelt
-    objective: str = CONDITIONAL  # log p(tree | words); "joint", log p(tree, words); or "sentence", log p(words)
-    # None: log-weights; logits for the joint objective, and neural for sentences, or logits where there is a model
-    parametrisation: str | None = None
-    rank: int = 0  # of the rules of an induced grammar; 0: one tensor
-    dimension: int = 256  # of embeddings
     optimiser: str = ADAM
-    learning_rate: float | None = None  # this and what is None below: see FOR_TREES, FOR_SENTENCES and FOR_TAGS
+    learning_rate: float | None = None
     momentum: float | None = None  # the first beta of Adam
     warm_up: int = 0  # updates over which the learning rate rises
     weight_decay: float | None = None  # towards the parameters of the start
     average: float | None = None  # the model is a moving average of the parameters: this share is kept at each update
     clip: float | None = None  # the largest norm of a gradient; 0: any
     epochs: int | None = None
-    batch_tokens: int | None = None  # words of an update
-    short_first: float | None = None  # share of the updates over which longer and longer sentences join in
     prune: float = 5e-5  # of the trees that an observed tree is compared with; 0: all trees
     unknown: float = 0.5  # how often words that occur once are taken for unknown ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect("estimator.objective", self.objective, OBJECTIVES)
         expect("estimator.optimiser", self.optimiser, OPTIMISERS)
-        self._check_parametrisation()
         expect("estimator.lexicon", self.lexicon, LEXICONS)
+        check_number(self, "warm_up")
+        for name in ("prune", "unknown"):
+            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        given = {name for name, value in vars(self).items() if value is not None}
+        for name in given & {"epochs"}:
+            check_number(self, name, least=1, most=MOST_ITERATIONS, whole=True)
+        for name in sorted(given & {"weight_decay", "clip"}):
+            check_number(self, name, whole=False)
+        for name in sorted(given & {"average", "momentum"}):
+            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        for name in given & {"learning_rate"}:
+            check_number(self, name, least=1e-300, whole=False)
+
+    @property
+    def descent(self) -> Descent:
+        raise NotImplementedError
+
+    def batch(self, lengths: Sequence[int]) -> tuple[Sequence[int], int]:
+        """How much each sentence counts in a batch, and how much a batch holds: their words."""
+        return lengths, self.descent.batch_tokens
+
+    def filled(self: Filled, usual: Descent) -> Filled:
+        """With what is usual where they do not say."""
+        usually = {name: value for name, value in vars(usual).items() if getattr(self, name, value) is None}
+        return replace(self, **dict[str, Any](usually))
+
+
+@dataclass
+class GradientOptions(SentenceOptions, DescentOptions):
+    name: str = "gradient"
+    states: int = 4  # of every symbol of a fresh grammar
+    noise: float | None = None  # counts of a fresh grammar are multiplied by exp of a number up to this
+    objective: str = CONDITIONAL  # log p(tree | words); "joint", log p(tree, words); or "sentence", log p(words)
+    # None: log-weights; logits for the joint objective, and neural for sentences, or logits where there is a model
+    parametrisation: str | None = None
+    rank: int = 0  # of the rules of an induced grammar; 0: one tensor
+    dimension: int = 256  # of embeddings
+    batch_tokens: int | None = None  # words of an update
+    short_first: float | None = None  # share of the updates over which longer and longer sentences join in
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect("estimator.objective", self.objective, OBJECTIVES)
+        self._check_parametrisation()
         if self.objective != CONDITIONAL and self.lexicon == CHARACTERS:
             raise InputError(
                 f"estimator.lexicon is {CHARACTERS!r}, which scores words but is no distribution over them: expected "
@@ -72,21 +109,13 @@ class GradientOptions(SentenceOptions):
             )
         for name in ("states", "dimension"):
             check_number(self, name, least=1)
-        for name in ("warm_up", "rank"):
-            check_number(self, name)
-        for name in ("prune", "unknown"):
-            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
-        given = {field.name for field in fields(Descent) if getattr(self, field.name) is not None}
-        for name in given & {"batch_tokens"}:
-            check_number(self, name, least=1, whole=True)
-        for name in given & {"epochs"}:
-            check_number(self, name, least=1, most=MOST_ITERATIONS, whole=True)
-        for name in sorted(given & {"weight_decay", "clip", "noise"}):
-            check_number(self, name, whole=False)
-        for name in sorted(given & {"average", "momentum", "short_first"}):
-            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
-        for name in given & {"learning_rate"}:
-            check_number(self, name, least=1e-300, whole=False)
+        check_number(self, "rank")
+        if self.noise is not None:
+            check_number(self, "noise", whole=False)
+        if self.batch_tokens is not None:
+            check_number(self, "batch_tokens", least=1, whole=True)
+        if self.short_first is not None:
+            check_number(self, "short_first", most=1, otherwise="a fraction, 0 to 1", whole=False)
         if self.short_first and self.objective != SENTENCE:
             raise InputError(
                 f"estimator.short_first is {self.short_first}: trees are learned from in random order, expected 0."
@@ -120,10 +149,6 @@ class GradientOptions(SentenceOptions):
         if self.objective == SENTENCE or self.parametrisation == VALUES:
             wrong = f"objective={SENTENCE}" if self.objective == SENTENCE else f"parametrisation={VALUES}"
             raise InputError(f"estimator.{wrong} is for grammars: expected another for tagged sentences.")
-
-    def filled(self, usual: Descent) -> "GradientOptions":
-        """With what is usual where they do not say."""
-        return replace(self, **{name: value for name, value in vars(usual).items() if getattr(self, name) is None})
 
     @property
     def descent(self) -> Descent:

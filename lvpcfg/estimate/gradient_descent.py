@@ -18,7 +18,7 @@ from lvpcfg import processes
 from lvpcfg.errors import InputError
 from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.estimator import AnyTask, Step
-from lvpcfg.estimate.gradient import ADAMW, LBFGS, GradientOptions
+from lvpcfg.estimate.gradient import ADAMW, LBFGS, DescentOptions
 from lvpcfg.grammar.model import Model
 from lvpcfg.sequence.tagging import TaggingModel
 
@@ -40,7 +40,7 @@ class Batch(Protocol):
 
 
 def random_batches(lengths: Sequence[int], most: int, seed: int) -> list[list[int]]:
-    """The sentences of each batch, in random order, but the same in every epoch; `most` is of their words."""
+    """The sentences of each batch, in random order, but the same in every epoch; `most` is of their lengths in all."""
     batches: list[list[int]] = [[]]
     words = 0
     for sentence in torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist():
@@ -99,7 +99,7 @@ class Objective(Protocol):
 class GradientDescent:
     """Gradient descent at work. Between two updates, the parameters and what the optimiser keeps are all there is."""
 
-    def __init__(self, options: GradientOptions, task: AnyTask, objective: Objective) -> None:
+    def __init__(self, options: DescentOptions, task: AnyTask, objective: Objective) -> None:
         self.options, self.settings, self.seed = options, options.descent, task.seed
         self.objective, self.module = objective, objective.module
         self.start_values = [parameter.detach().clone() for parameter in self.module.parameters()]

@@ -38,9 +38,16 @@ class Refinement:
         counts = observed.counts
         return Refinement(observed.latent.with_rare(rare), counts, torch.zeros(0, len(counts.root), dtype=torch.int64))
 
-    def split(self, parts: int, noise: float, generator: torch.Generator, remember: bool = True) -> "Refinement":
+    def split(
+        self,
+        parts: int,
+        noise: float,
+        generator: torch.Generator,
+        remember: bool = True,
+        parts_of_tags: int | None = None,
+    ) -> "Refinement":
         """Splits every state into so many parts; the hierarchy remembers it, or begins anew."""
-        latent, counts = split(self.latent, self.counts, parts, noise, generator)
+        latent, counts = split(self.latent, self.counts, parts, noise, generator, parts_of_tags)
         if not remember:
             return Refinement(latent, counts, self.hierarchy.new_zeros(0, len(counts.root)))
         symbol = torch.repeat_interleave(latent.states)
@@ -99,10 +106,17 @@ class Refinement:
 
 
 def split(
-    latent: Latent, counts: Counts, parts: int, noise: float, generator: torch.Generator
+    latent: Latent,
+    counts: Counts,
+    parts: int,
+    noise: float,
+    generator: torch.Generator,
+    parts_of_tags: int | None = None,
 ) -> tuple[Latent, Counts]:
     """Every state in so many, but for those of the root; their counts differ by up to the factor exp(noise)."""
-    factor = torch.tensor([1 if name == TOP else parts for name in latent.treebank.symbols.names])
+    symbols, of_tags = latent.treebank.symbols, parts if parts_of_tags is None else parts_of_tags
+    phrases = [1 if name == TOP else parts for name in symbols.interminals]
+    factor = torch.tensor(phrases + [of_tags] * len(symbols.preterminals))
     old, new = (torch.arange(int(states.max())) for states in (latent.states, latent.states * factor))
     came_from = new // factor.unsqueeze(1)  # [symbols, new states]
     basis = (came_from.unsqueeze(1) == old.unsqueeze(1)).double() / factor.view(-1, 1, 1)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Step, TaggingTask
+from lvpcfg.estimate.gaussian import GaussianOptions
 from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, LOGITS, GradientOptions
 from lvpcfg.estimate.gradient_descent import random_batches
 from lvpcfg.estimate.start import made_of
@@ -77,7 +78,7 @@ class TagLikelihood:
 
     start, at_start = Step("start", "start", "always"), dict[str, float]()
 
-    def __init__(self, options: GradientOptions, task: TaggingTask) -> None:
+    def __init__(self, options: GradientOptions | GaussianOptions, task: TaggingTask) -> None:
         self.options, self.task = options, task
         self.made_of = task.made_of(options)
         grammar = self._fresh() if options.init is None else self._taken_up(options.init)
@@ -86,8 +87,8 @@ class TagLikelihood:
             states = len(grammar.chain.initial)
             network = CharacterNetwork.new(len(task.layout.lexicon.alphabet), states, generator)
             grammar = replace(grammar, lexical=replace(grammar.lexical, network=network))
-        self.module = TagLayer(grammar.to(task.device, torch.float32), str(options.parametrisation)).to(task.device)
-        self.members = random_batches(task.corpus.lengths.tolist(), options.descent.batch_tokens, task.seed)
+        self.module = self._layer(grammar.to("cpu", torch.float32)).to(task.device)
+        self.members = random_batches(*options.batch(task.corpus.lengths.tolist()), task.seed)
 
     @property
     def figure(self) -> str:
@@ -97,10 +98,15 @@ class TagLikelihood:
     def updates(self) -> int:
         return len(self.members)
 
+    def _layer(self, grammar: TagChain) -> TagLayer:
+        return TagLayer(grammar, str(self.options.parametrisation))
+
     def _fresh(self) -> TagChain:
         """Relative frequencies; with several states for each tag, counts with noise."""
+        options = self.options
+        assert isinstance(options, GradientOptions)
         generator = torch.Generator().manual_seed(self.task.seed)
-        states = self.task.refinement(rare=0).split(self.options.states, self.options.descent.noise, generator)
+        states = self.task.refinement(rare=0).split(options.states, options.descent.noise, generator)
         return states.grammar()
 
     def _taken_up(self, init: str) -> TagChain:

@@ -20,10 +20,10 @@ from tqdm import tqdm
 from lvpcfg import processes
 from lvpcfg.errors import InputError, show
 from lvpcfg.estimate.estimator import Step, Task
+from lvpcfg.estimate.gaussian import GaussianOptions
 from lvpcfg.estimate.gradient import CHARACTERS, CONDITIONAL, VALUES, GradientOptions
 from lvpcfg.estimate.gradient_descent import random_batches
 from lvpcfg.estimate.start import made_of
-from lvpcfg.estimate.states import Refinement
 from lvpcfg.grammar.model import Model
 from lvpcfg.nn import GrammarLayer, Observed
 from lvpcfg.trees.binarise import debinarise
@@ -57,14 +57,14 @@ class TreeLikelihood:
 
     start, at_start = Step("start", "start", "always"), dict[str, float]()
 
-    def __init__(self, options: GradientOptions, task: Task) -> None:
+    def __init__(self, options: GradientOptions | GaussianOptions, task: Task) -> None:
         self.options, self.task = options, task
         model, self.made_of = self._start_model()
         if options.lexicon == CHARACTERS:
             model = _with_network(model, torch.Generator().manual_seed(task.seed))
         assert options.parametrisation is not None
         self.module = GrammarLayer(model, options.parametrisation).to(task.device, torch.float32)
-        self.members = random_batches(task.treebank.lengths.tolist(), options.descent.batch_tokens, task.seed)
+        self.members = random_batches(*options.batch(task.treebank.lengths.tolist()), task.seed)
         self.left_out = 0  # trees that the grammar does not make
 
     @property
@@ -79,11 +79,7 @@ class TreeLikelihood:
         """The model, and what a training that takes this one up must share with it."""
         options, task = self.options, self.task
         if options.init is None:
-            generator = torch.Generator().manual_seed(task.seed)
-            states = Refinement.of(task.observed, rare=0)
-            states = states.split(options.states, options.descent.noise, generator, remember=False)
-            grammar = states.latent.grammar(states.counts)
-            return task.model(options, 0, grammar), task.made_of(options)
+            return self._fresh(), task.made_of(options)
         model = Model.load(options.init)
         if model.binarisation != task.treebank.binarisation:
             raise InputError(
@@ -103,7 +99,20 @@ class TreeLikelihood:
             )
         if model.coarse is None:
             model = replace(model, coarse=task.observed.coarse) if self._same_rules(model) else model
-        return model, task.made_of(options) | made_of(options.init)
+        return self._taken_up(model), task.made_of(options) | made_of(options.init)
+
+    def _fresh(self) -> Model:
+        """Where there is no model to begin with."""
+        options = self.options
+        assert isinstance(options, GradientOptions)
+        generator = torch.Generator().manual_seed(self.task.seed)
+        states = self.task.refinement(rare=0)
+        states = states.split(options.states, options.descent.noise, generator, remember=False)
+        return self.task.model(options, 0, states.latent.grammar(states.counts))
+
+    def _taken_up(self, model: Model) -> Model:
+        """What becomes of a model to begin with."""
+        return model
 
     def _same_rules(self, model: Model) -> bool:
         grammar, bank = model.grammar, self.task.treebank

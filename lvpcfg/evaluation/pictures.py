@@ -148,6 +148,53 @@ def draw_singular_values(values: Mapping[str, Sequence[float]], states: Mapping[
     return figure
 
 
+def draw_gaussians(symbols: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
+    """A panel for each symbol: means [states, d] and spreads [states, d] of its Gaussians, as ellipses of one sigma in
+    the two dimensions in which the means differ most; with one dimension, as densities."""
+    from matplotlib.patches import Ellipse
+
+    columns = min(4, len(symbols))
+    rows = math.ceil(len(symbols) / columns)
+    figure = _figure(3.2 * columns, 3.2 * rows)
+    for place, (name, (mu, sigma)) in enumerate(symbols.items(), 1):
+        axes = figure.add_subplot(rows, columns, place)
+        axes.set_title(name, fontsize=10)
+        shown = sorted(mu.var(0, correction=0).argsort(descending=True)[:2].tolist())
+        for state, (mean, spread) in enumerate(zip(mu[:, shown].tolist(), sigma[:, shown].tolist(), strict=True)):
+            color = f"C{state % 10}"
+            if len(shown) == 1:
+                x = np.linspace(mean[0] - 3 * spread[0], mean[0] + 3 * spread[0], 61)
+                density = np.exp(-0.5 * ((x - mean[0]) / spread[0]) ** 2) / (spread[0] * math.sqrt(2 * math.pi))
+                axes.plot(x, density, color=color)
+                axes.annotate(str(state), (mean[0], density.max()), fontsize=7, ha="center")
+            else:
+                width, height = 2 * spread[0], 2 * spread[1]
+                axes.add_patch(Ellipse((mean[0], mean[1]), width, height, fill=False, color=color))
+                axes.annotate(str(state), (mean[0], mean[1]), fontsize=7, ha="center", va="center")
+        axes.autoscale_view()
+        if len(shown) > 1:
+            axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xlabel(f"dimension {shown[0] + 1}", fontsize=8)
+        axes.set_ylabel(f"dimension {shown[1] + 1}" if len(shown) > 1 else "density", fontsize=8)
+        axes.tick_params(labelsize=7)
+    return figure
+
+
+def draw_components(rows: Sequence[tuple[int, float, float]]) -> Figure:
+    """F1 and seconds of an epoch over the number of components that are kept; all of them, 0, is a line across."""
+    figure = _figure(6.4, 5)
+    for place, (title, column) in enumerate((("F1", 1), ("CPU seconds an epoch", 2)), 1):
+        axes = figure.add_subplot(2, 1, place)
+        some = sorted((row[0], row[column]) for row in rows if row[0])
+        axes.plot([kept for kept, _ in some], [value for _, value in some], marker="o", label="the largest are kept")
+        for exact in (row[column] for row in rows if not row[0]):
+            axes.axhline(exact, color=WRONG, linestyle="--", label="all: exact")
+        axes.set_ylabel(title)
+        axes.legend(fontsize=8)
+    axes.set_xlabel("components of a node")
+    return figure
+
+
 def draw_seconds(seconds: dict[str, float]) -> Figure:
     """A bar for each stage, in their order, with its share of all."""
     figure = _figure(6.4, 0.35 * len(seconds) + 1)

@@ -71,10 +71,7 @@ class Grammar:
 
     def unary_states(self) -> tuple[Int64[Tensor, "numbers"], Int64[Tensor, "numbers"]]:
         """The parent state and the child state of each number of `unary`."""
-        m, (a, b) = self.states, self.unary_rules.unbind(1)
-        rule = torch.repeat_interleave(m[a] * m[b], output_size=len(self.unary))
-        within = torch.arange(len(self.unary), device=m.device) - self.unary_starts[rule]
-        return self.first_state[a[rule]] + within // m[b[rule]], self.first_state[b[rule]] + within % m[b[rule]]
+        return self.binary.states_of(self.unary_rules, len(self.unary))
 
     def unary_matrix(self) -> Float[Tensor, "interminal_states states"]:
         """R of all unary rules as one matrix."""

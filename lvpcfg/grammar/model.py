@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike
-from lvpcfg.grammar import rule_cp, whole_cp  # noqa: F401  (they register themselves)
+from lvpcfg.grammar import gaussian, rule_cp, whole_cp  # noqa: F401  (they register themselves)
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.folder import (

@@ -64,6 +64,7 @@ class ForestRules:
 
     values: Tensor  # T of the rules that are tensors, end to end
     cp: RulesInCP | None = None  # the others
+    most: int = 0  # states of a node that are kept, those with the largest inside scores; 0: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,7 @@ class BinaryRules(ABC):
     name: ClassVar[str]  # in model folders
     parameters: ClassVar[tuple[str, ...]]  # the fields that hold its numbers
     of_terms: ClassVar[tuple[str, ...]] = ()  # those of them whose rows are the left or the right child of one term
+    of_reals: ClassVar[tuple[str, ...]] = ()  # those of them that are no weights, but any real numbers
     # Cached properties that do not depend on these numbers.
     structure: ClassVar[tuple[str, ...]] = ("states", "first_state", "child_types")
     of_zeros: ClassVar[tuple[str, ...]] = ()  # those that depend on which numbers are zero
@@ -164,6 +166,11 @@ class BinaryRules(ABC):
     def economical(self) -> "BinaryRules":
         """The same rules in no more numbers than need be."""
         return self
+
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        """The vectors of a grammar, root or unary, that are made of these numbers too: by their names in `Grammar`."""
+        return {}
 
     # What is known of them
 
@@ -266,6 +273,17 @@ class BinaryRules(ABC):
         _, left, right = (self.rules >= self.interminals).long().unbind(1)
         return 2 * left + right
 
+    def states_of(
+        self, unary_rules: Int64[Tensor, "rules 2"], numbers: int
+    ) -> tuple[Int64[Tensor, "{numbers}"], Int64[Tensor, "{numbers}"]]:
+        """The parent state and the child state of each number of all R, end to end; there are `numbers` of them."""
+        a, b = unary_rules.unbind(1)
+        volume = self.states[a] * self.states[b]
+        rule = torch.repeat_interleave(volume, output_size=numbers)
+        within = torch.arange(numbers, device=rule.device) - starts_of(volume)[rule]
+        child = self.states[b[rule]]
+        return self.first_state[a[rule]] + within // child, self.first_state[b[rule]] + within % child
+
     def __len__(self) -> int:
         return len(self.rules)
 
@@ -339,11 +357,12 @@ def transformed(
     new_states: Int64[Tensor, "symbols"],
     blocks: Int64[Tensor, "blocks order"],
     values: Float[Tensor, "numbers"],
-    bases: Sequence[Float[Tensor, "symbols m new_m"]],
+    bases: Sequence[Float[Tensor, "symbols m new_m"] | None],
 ) -> Float[Tensor, "new_numbers"]:
     """Tensors that stand end to end, over other states or in another basis: each mode times a matrix of its symbol.
 
-    `blocks` are the symbols of each tensor's modes, `bases` the matrices of each mode; see `BinaryRules.transformed`.
+    `blocks` are the symbols of each tensor's modes, `bases` the matrices of each mode, None where it stays as it is;
+    see `BinaryRules.transformed`.
     """
     sizes = new_states[blocks]
 
@@ -353,7 +372,10 @@ def transformed(
             size = max(1, CHUNK // math.prod(widest))
             for some, tensor in zip(group.split(size), tensors.split(size), strict=True):
                 for basis, symbols, most in zip(bases, blocks[some].unbind(1), widest, strict=True):
-                    tensor = torch.einsum("rx...,rxk->r...k", tensor, basis[symbols, : tensor.shape[1], :most])
+                    if basis is None:
+                        tensor = tensor.movedim(1, -1)
+                    else:
+                        tensor = torch.einsum("rx...,rxk->r...k", tensor, basis[symbols, : tensor.shape[1], :most])
                 yield some, tensor
 
     return end_to_end(groups(), sizes, values)

@@ -1,6 +1,7 @@
 """job=inspect: a model folder -> what its states stand for, as tables and as an HTML file.
 
-Of a spectral model there is also a picture of the singular values, `singular_values.png`.
+Of a spectral model there is also a picture of the singular values, `singular_values.png`, and of Gaussian mixtures one
+of the Gaussians of the symbols that are shown, `gaussians.png`.
 """
 
 from dataclasses import dataclass
@@ -37,16 +38,22 @@ class InspectOptions:
 def run(options: InspectOptions, run: "Run") -> None:
     from lvpcfg.evaluation.inspect import look_inside
     from lvpcfg.evaluation.page import page
+    from lvpcfg.evaluation.pictures import draw_gaussians
     from lvpcfg.files import write_text
+    from lvpcfg.grammar.gaussian import GaussianRules
     from lvpcfg.grammar.model import Model
 
     run.begin()
     model = Model.load(one_folder(options.model, "inspect"))
     symbols = look_inside(model)
     names = {state.number: state.name for symbol in symbols for state in symbol.states}
-    for symbol in _chosen(symbols, options.symbol):
+    chosen = _chosen(symbols, options.symbol)
+    for symbol in chosen:
         run.console.print(_table(symbol, names))
     grammar = model.grammar
+    if isinstance(grammar.binary, GaussianRules):
+        found = {symbol.name: grammar.binary.gaussians([state.number for state in symbol.states]) for symbol in chosen}
+        run.picture("gaussians", draw_gaussians(found))
     sizes = {
         "symbols": len(symbols),
         "states": len(names),

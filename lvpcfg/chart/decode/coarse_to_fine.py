@@ -100,7 +100,7 @@ class Fine:
 
     def __init__(self, forest: Forest, rules: FineRules, leaf: Float[Tensor, "leaves states"]) -> None:
         self.forest, self.rules, self.leaf = forest, rules, leaf
-        self.plan = Plan(forest, rules.sizes, rules.cp)
+        self.plan = Plan(forest, rules.sizes, rules.cp, rules.most)
 
     def posteriors(self) -> Posteriors:
         return posteriors(self.plan, self.rules.values, self.leaf)

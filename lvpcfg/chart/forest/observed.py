@@ -43,7 +43,7 @@ class ForestOverWords:
     @staticmethod
     def of(forest: Forest, nodes: Nodes, rules: FineRules) -> "ForestOverWords":
         columns = (take(column, forest.leaves) for column in (nodes.sentence, nodes.start, nodes.symbol))
-        return ForestOverWords(Plan(forest, rules.sizes, rules.cp), *columns)
+        return ForestOverWords(Plan(forest, rules.sizes, rules.cp, rules.most), *columns)
 
     def log_z(self, rules: FineRules, words: Float[Tensor, "length batch word_states"]) -> Float64[Tensor, "sentences"]:
         """log of the sum over the trees of each sentence; differentiable by the rules and the words."""

@@ -57,10 +57,15 @@ class Scores:
 
 
 class Plan:
-    """How to compute a forest under rules of given sizes (x, y, z), some of them in CP form."""
+    """How to compute a forest under rules of given sizes (x, y, z), some of them in CP form.
 
-    def __init__(self, forest: Forest, sizes: Int[Tensor, "rules 3"], cp: RulesInCP | None = None) -> None:
-        self.forest, self.device, self.sizes, self.cp = forest, forest.rule.device, sizes, cp
+    With `most`, a node keeps that many of its states, those with the largest inside scores.
+    """
+
+    def __init__(
+        self, forest: Forest, sizes: Int[Tensor, "rules 3"], cp: RulesInCP | None = None, most: int = 0
+    ) -> None:
+        self.forest, self.device, self.sizes, self.cp, self.most = forest, forest.rule.device, sizes, cp, most
         # Only the rules that occur are laid out, and are numbered anew.
         occurs = torch.zeros(len(sizes), dtype=torch.bool, device=self.device).index_fill_(0, forest.rule, True)
         used = true_indices(occurs)
@@ -95,6 +100,13 @@ class Plan:
     def _by_rule(self) -> Layout:
         """Edges of all levels together."""
         return laid_out(self.forest, self._shapes, self.rule, torch.zeros_like(self.rule), 1)
+
+    def _kept(self, rows: Float[Tensor, "nodes states"]) -> Float[Tensor, "nodes states"]:
+        """With zeros for all but the largest."""
+        if not 0 < self.most < rows.shape[1]:
+            return rows
+        least = rows.abs().topk(self.most, 1).values[:, -1:]
+        return torch.where(rows.abs() >= least, rows, 0)
 
     # Rules
 
@@ -192,7 +204,7 @@ class Plan:
                     into.scatter_reduce_(0, of.unsqueeze(1).expand_as(rows), rows, "amax")
                 else:
                     into.index_add_(0, of, rows)
-            write(level.nodes, cells.narrow(0, 0, size), base.narrow(0, 0, size), limits.smallest)
+            write(level.nodes, self._kept(cells.narrow(0, 0, size)), base.narrow(0, 0, size), limits.smallest)
         top = take(alpha, forest.tops)[:, 0].double()
         log_z = top.abs().log() + math.log(2) * take(exponent, forest.tops).double()
         return Scores(alpha, exponent, raised, log_z, top.sign(), projected)
@@ -215,6 +227,9 @@ class Plan:
         factor = self._factor(layout, scores.exponent)
         posterior = None if edges is None else torch.empty_like(factor)
         for level in reversed(self.levels):
+            if self.most:
+                kept = take(beta, level.nodes) * (take(alpha, level.nodes) != 0)
+                beta.index_copy_(0, level.nodes, kept)
             for tiles in self.steps(level.tiles, weights):
                 children = scores.projected.get(tiles.begin) or self.children(tiles, layout, alpha)
                 rules, rows = weights[tiles.shape].of(tiles.rule), self._parents(tiles, layout, beta, factor)
@@ -308,7 +323,7 @@ class Plan:
         chosen = torch.zeros(len(forest.tops) + 1, dtype=torch.bool, device=self.device)  # -1 is the last
         used = take(chosen.index_fill_(0, sentences, True), self.sentence_of_node() % len(chosen))[:-2]
         part = forest.restricted(true_indices(take(used, forest.parent)), used, take(forest.tops, sentences))
-        return Plan(part.forest, self.sizes, self.cp), part
+        return Plan(part.forest, self.sizes, self.cp, self.most), part
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class FineRules:
 
     def _compute(self, grammar: Grammar) -> None:
         binary = grammar.binary.for_forests()
-        self.grammar, self.cp = grammar, binary.cp
+        self.grammar, self.cp, self.most = grammar, binary.cp, binary.most
         closure = self._closure()  # [top states, bottom states]
         self.values = torch.cat([binary.values, closure[self.above, self.below], grammar.root])
 

@@ -50,7 +50,7 @@ class Pruning:
         with torch.inference_mode():
             for rules, fold in self.middle:
                 with self.stages.stage("middle"):
-                    plan = Plan(forest, rules.sizes, rules.cp)
+                    plan = Plan(forest, rules.sizes, rules.cp, rules.most)
                     leaf = rules.leaf(words @ fold, words_of(forest, nodes, lengths), take(nodes.symbol, forest.leaves))
                     edges = posteriors(plan, rules.values, leaf).edges
                     forest, nodes = pruned(forest, nodes, edges > SHARPER * threshold)
