@@ -95,3 +95,8 @@ class Returned(Callback):
 
     def on_job_end(self, config, job_return, **rest):
         print("returned", job_return.return_value, flush=True)
+
+
+def every_entry(registry):
+    """The entries of a registry, to put back after a test: a module registers itself once, and for good."""
+    return {name: registry[name] for name in registry.names()}

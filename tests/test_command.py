@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from running import ROOT, call, options_of
+from running import ROOT, call, every_entry, options_of
 
 import lvpcfg
 from lvpcfg import InputError, corpus, read_trees, write_trees
@@ -173,7 +173,7 @@ class GreetOptions:
 
 
 def test_a_job_that_is_registered_in_this_process(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(JOBS, "_entries", dict(JOBS._entries))
+    monkeypatch.setattr(JOBS, "_entries", every_entry(JOBS))
 
     @JOBS.register("greet", GreetOptions)
     def greet(options, run):
@@ -198,7 +198,7 @@ class ConstantOptions(Options):
 
 
 def test_an_estimator_that_is_registered_in_this_process(monkeypatch, capfd):
-    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS._entries))
+    monkeypatch.setattr(ESTIMATORS, "_entries", every_entry(ESTIMATORS))
     ESTIMATORS.register("constant", ConstantOptions)(lambda *_: None)
     assert problem_with(["job=train", "estimator=constant", "estimator.times=2"]) is None
     assert "could not be converted" in problem_with(["job=train", "estimator=constant", "estimator.times=two"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from matplotlib.figure import Figure
-from running import ROOT, begin, run
+from running import ROOT, begin, every_entry, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lvpcfg
@@ -76,7 +76,7 @@ class Mine:
 @pytest.fixture
 def registry(monkeypatch):
     """What is registered here is forgotten afterwards."""
-    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS._entries))
+    monkeypatch.setattr(ESTIMATORS, "_entries", every_entry(ESTIMATORS))
     return ESTIMATORS
 
 
