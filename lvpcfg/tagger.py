@@ -15,7 +15,7 @@ from lvpcfg.options import DTYPE_NAMES, RECALL, TAG_DECODERS
 from lvpcfg.parses import Counts
 from lvpcfg.sequence.decode import best_tags
 from lvpcfg.sequence.tagging import TaggingModel
-from lvpcfg.trees.lexicon import LexicalTable
+from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.sentences import WORDS, of_similar_length
 
 TOKENS = 1 << 12  # words of a batch
@@ -61,6 +61,10 @@ class Tagger(TaggerI):  # type: ignore[misc]
     ) -> "Tagger":
         """A tagger for the model in a folder."""
         return Tagger(TaggingModel.load(path), decoder, device, dtype, batch_tokens)
+
+    @property
+    def lexicon(self) -> Lexicon:
+        return self.model.lexicon
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -115,11 +119,10 @@ class Tagger(TaggerI):  # type: ignore[misc]
 
     def _scores(self, sentences: Sequence[Sequence[str]], lengths: Sequence[int]) -> Float[Tensor, "batch n states"]:
         """What each word is worth to the states; beyond the end of a sentence, whatever."""
-        lexicon = self.model.lexicon
         if self._table is None:
-            return self._grammar.lexical.values_of(lexicon.tokens(sentences).padded(lengths).to(self.device))
+            return self._grammar.lexical.values_of(self.lexicon.tokens(sentences).padded(lengths).to(self.device))
         longest = max(lengths)
-        entries = torch.tensor([lexicon.encode(words) + [0] * (longest - len(words)) for words in sentences])
+        entries = torch.tensor([self.lexicon.encode(words) + [0] * (longest - len(words)) for words in sentences])
         return self._table.index_select(0, entries.to(self.device).flatten()).view(*entries.shape, -1)
 
 

@@ -195,6 +195,13 @@ def test_what_is_learned_is_a_distribution(states):
     torch.testing.assert_close(grammar.lexical.column_sums(), ones)
 
 
+@pytest.mark.parametrize("options", [EMOptions(states=2, iterations=2), GradientOptions(states=2, epochs=2)])
+def test_sentences_of_one_word_make_no_step(options):
+    model = done(estimator(options, [[("Yes", "I")], [("dog", "N")]])).model()
+    assert all(bool(tensor.isfinite().all()) for tensor in model.grammar.chain.tensors)
+    assert Tagger(model).tag_sents([["Yes"], ["dog"]]) == [[("Yes", "I")], [("dog", "N")]]
+
+
 # ---------------------------------------------------------------- gradient descent
 
 
@@ -526,6 +533,16 @@ def test_conllu_keeps_all_but_the_tags(tmp_path, folder):
     assert tags == [*tagger.tag(["Do", "n't", "stop", "."]), *tagger.tag(["("])]
     assert (result["sentences"], result["unreadable"], result["records"]) == (2, 1, 4)
     assert "Records that hold no sentence, left as they were: 1." in printed
+
+
+def test_several_processes_write_the_same(tmp_path, folder, files):
+    found = []
+    for processes in (1, 2):
+        output = tmp_path / f"{processes}.conllu"
+        job = {"model": str(folder), "input": files["dev"], "output": str(output)}
+        run("tag", tmp_path / str(processes), **job, processes=processes)
+        found.append(output.read_bytes())
+    assert found[0] == found[1] != b""
 
 
 def test_other_formats(tmp_path, folder):

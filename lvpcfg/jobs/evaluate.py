@@ -102,7 +102,7 @@ def _tag(path: str, options: EvaluateOptions, run: "Run") -> None:
     begin = time.perf_counter()
     found = tagger.tags_of([[word for word, _ in sentence] for sentence in gold], progress=True)
     run.result["sentences_per_second"] = len(gold) / (time.perf_counter() - begin)
-    figures = score_tags(gold, found, frozenset(tagger.model.lexicon.words), tagger.tags).figures()
+    figures = score_tags(gold, found, frozenset(tagger.lexicon.words), tagger.tags).figures()
     run.result |= figures | {"fallbacks": tagger.counts.fallbacks}
     run.chosen_by = "token_accuracy"
     shown = {name: f"{value:.2f}" if type(value) is float else f"{value:,}" for name, value in run.result.items()}
