@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -342,6 +343,31 @@ def test_training_from_python():
         lvpcfg.train([[("a", "A")], [("a",)]])
 
 
+class Lazy(Sequence):
+    """As nltk's corpora give sentences."""
+
+    def __init__(self, sentences):
+        self.sentences = sentences
+
+    def __len__(self):
+        return len(self.sentences)
+
+    def __getitem__(self, place):
+        return self.sentences[place]
+
+
+@pytest.mark.parametrize("given", [Lazy(TINY), dict(enumerate(TINY)).values(), [[], (), *TINY]])
+def test_tagged_sentences_are_known_however_they_come(given):
+    assert lvpcfg.train(given).grammar.tags == ("D", "N", "V")
+
+
+def test_what_is_no_tagged_sentence():
+    with pytest.raises(InputError, match=r"sentence 1 is \[\('a', None\)\]: expected a list of \(word, tag\) pairs"):
+        lvpcfg.train([[("a", None)], *TINY])
+    with pytest.raises(InputError, match="dev is for estimators that look at trees"):
+        lvpcfg.train(TINY, dev=TINY)
+
+
 def test_empty_sentences_are_left_out():
     assert len(build_tagged([*TINY, []])) == len(TINY)
     with pytest.raises(InputError, match="there is no sentence with words to learn from"):
@@ -543,6 +569,26 @@ def test_several_processes_write_the_same(tmp_path, folder, files):
         run("tag", tmp_path / str(processes), **job, processes=processes)
         found.append(output.read_bytes())
     assert found[0] == found[1] != b""
+
+
+def test_words_with_line_ends_are_repaired(tmp_path, folder):
+    tokens = ["a\nb", "c\td", "\re", "New York"]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"tokens": tokens}) + "\n", encoding="utf-8")
+    job = {"model": str(folder), "input": str(tmp_path / "in.jsonl")}
+    result, _ = run("tag", tmp_path / "1", **job, output=str(tmp_path / "out.conllu"))
+    (found,) = lvpcfg.read_conllu(tmp_path / "out.conllu")
+    assert [word for word, _ in found] == ["a_b", "c_d", "_e", "New York"]
+    assert result["repaired"] == 1
+    run("tag", tmp_path / "2", **job, output=str(tmp_path / "out.txt"))
+    assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 1
+
+
+def test_line_ends_stay_what_they_were(tmp_path, folder):
+    (tmp_path / "in.conllu").write_bytes(CONLLU.replace("\n", "\r\n").encode())
+    job = {"model": str(folder), "input": str(tmp_path / "in.conllu"), "output": str(tmp_path / "out.conllu")}
+    run("tag", tmp_path / "out", **job)
+    found = (tmp_path / "out.conllu").read_bytes()
+    assert found.count(b"\n") == found.count(b"\r\n") == CONLLU.count("\n")
 
 
 def test_other_formats(tmp_path, folder):

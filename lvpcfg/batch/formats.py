@@ -99,7 +99,8 @@ class TagWriter:
                 found = {"id": record.id, "tags": None, "problem": record.problem}
             text = json.dumps(found, ensure_ascii=False) + "\n"
         elif self.kind == CONLLU:
-            text = "".join(line + "\n" for line in self._lines(record, tags)) + "\n"
+            end = "\r\n" if record.text is not None and record.text.endswith("\r") else "\n"  # as its lines do
+            text = "".join(line + "\n" for line in self._lines(record, tags)) + end
         else:
             text = " ".join(f"{word}/{tag}" for word, tag in zip(record.words, tags, strict=True)) + "\n"
         return text.encode("utf-8", "backslashreplace")
