@@ -11,15 +11,16 @@ import torch
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 from omegaconf import open_dict
-from running import run
+from running import options_of, run
 
 import lvpcfg
 from lvpcfg import InputError, Parser, Tagger, TaggingModel, corpus
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import TaggingTask
 from lvpcfg.estimate.gradient import GradientOptions, gradient
-from lvpcfg.jobs import board
+from lvpcfg.jobs import board, check
 from lvpcfg.jobs.config import typed
+from lvpcfg.jobs.options import tagger_options
 from lvpcfg.options import TAG_DECODERS
 from lvpcfg.registry import ESTIMATORS, configuration_folder
 from lvpcfg.sequence.chain import Chain
@@ -607,11 +608,24 @@ def test_other_formats(tmp_path, folder):
     assert [[word for word, _ in sentence] for sentence in found] == [["No", "stop", "."], ["(a", "b)"]]
 
 
+def test_trees_and_tags_do_not_mix():
+    arguments = ["job=train", "data.train=x.mrg", "data.dev=dev.CONLLU"]
+    assert "'dev.CONLLU' holds tagged sentences, and 'x.mrg' does not" in check.problem_with(arguments)
+
+
+@pytest.mark.parametrize("job", ["train", "evaluate", "tag"])
+def test_every_job_makes_the_same_tagger(job):
+    assert tagger_options(options_of(job, batch_tokens=7))["batch_tokens"] == 7
+
+
 def test_other_jobs_refuse_taggers(tmp_path, folder, files):
     for job, options, what in (
         ("parse", {"input": files["dev"], "output": str(tmp_path / "x.mrg")}, "it is a tagger, for job=tag"),
         ("tag", {"input": files["dev"], "output": str(tmp_path / "x.conllu"), "model": None}, "needs one model folder"),
         ("evaluate", {"gold": files["dev"], "test": files["dev"]}, "test is for trees"),
+        ("evaluate", {"gold": files["dev"], "parameters": "none.prm"}, "parameters is for trees"),
+        ("evaluate", {"gold": files["dev"], "punctuation": False}, "punctuation is for trees"),
+        ("evaluate", {"gold": files["dev"], "model": None}, "job=evaluate needs one model folder"),
     ):
         with pytest.raises(InputError, match=what):
             run(job, tmp_path / job, **{"model": str(folder)} | options)

@@ -14,6 +14,7 @@ from lvpcfg.evaluation.evalb import evaluate
 from lvpcfg.evaluation.tagging import score_tags
 from lvpcfg.files import read_text
 from lvpcfg.grammar.model import Model
+from lvpcfg.jobs.options import tagger_options
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.train import TrainOptions, is_conllu, is_text
 from lvpcfg.parser import Parser
@@ -167,7 +168,7 @@ class TaggedMaterial:
         )
 
     def look(self, model: TaggingModel) -> tuple[Record, list[list[str]]]:
-        tagger = Tagger(model, **self.config.tagger())
+        tagger = Tagger(model, **tagger_options(self.config))
         found = tagger.tags_of([[word for word, _ in sentence] for sentence in self.gold], progress=True)
         figures = score_tags(self.gold, found, self.words, self.tags).figures()
         return figures | {"fallbacks": tagger.counts.fallbacks}, found

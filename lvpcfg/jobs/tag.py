@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import expect
 from lvpcfg.jobs.corpora import CorpusOptions, Wording, go_through
-from lvpcfg.jobs.options import OF_TAGGERS, expect_positive, one_folder
+from lvpcfg.jobs.options import expect_positive, one_folder, tagger_options
 from lvpcfg.options import DTYPE_NAMES, TAG_DECODERS, TAG_FORMATS, TEXT
 from lvpcfg.registry import JOBS
 
@@ -64,14 +64,10 @@ class TagOptions(CorpusOptions):
 
         made: AbstractContextManager[Any]
         if self.processes == 1:
-            made = nullcontext(Tagger.load(self.model, **self.tagger()))
+            made = nullcontext(Tagger.load(self.model, **tagger_options(self)))
         else:
-            made = workers(self.model, self.tagger(), self.processes, self.threads, Tagger.load)
+            made = workers(self.model, tagger_options(self), self.processes, self.threads, Tagger.load)
         return local(made, writer)
-
-    def tagger(self) -> dict[str, Any]:
-        """What a `Tagger` is made with."""
-        return {name: getattr(self, name) for name in (*OF_TAGGERS, "batch_tokens")}
 
 
 @JOBS.register("tag", TagOptions)
