@@ -89,9 +89,13 @@ class Tagger(TaggerI):  # type: ignore[misc]
         return [list(zip(words, tags, strict=True)) for words, tags in zip(given, found, strict=True)]
 
     def tags_of(
-        self, sentences: list[list[str]], progress: bool = False, update: Callable[[int], object] | None = None
+        self,
+        sentences: Iterable[Sequence[str]],
+        progress: bool = False,
+        update: Callable[[int], object] | None = None,
     ) -> list[list[str]]:
         """The tags alone."""
+        sentences = _sentences_of(sentences)
         found: list[list[str]] = [[] for _ in sentences]
         name = self.tags.__getitem__
         with tqdm(

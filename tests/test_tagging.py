@@ -204,6 +204,12 @@ def test_sentences_of_one_word_make_no_step(options):
     assert Tagger(model).tag_sents([["Yes"], ["dog"]]) == [[("Yes", "I")], [("dog", "N")]]
 
 
+@pytest.mark.parametrize("name", ["em", "gradient"])
+def test_too_many_states_are_refused_before_any_work(name):
+    with pytest.raises(InputError, match="with 3 tags there would be 18,000 states, expected 16,384 at the most"):
+        lvpcfg.train(TINY, name, states=6000)
+
+
 # ---------------------------------------------------------------- gradient descent
 
 
@@ -312,6 +318,8 @@ def test_many_sentences_are_tagged_as_one_by_one(model):
 def test_what_cannot_be_tagged(model, wrong, what):
     with pytest.raises(InputError, match=what):
         Tagger(model).tag_sents(wrong)
+    with pytest.raises(InputError, match=what):
+        Tagger(model).tags_of(wrong)
 
 
 def test_what_a_tagger_is_not_made_of(model):
@@ -446,7 +454,7 @@ def test_a_training_with_dev(tmp_path, files):
     result, printed = run(
         "train", tmp_path / "out", **files, estimator=EMOptions(states=2, iterations=4), evaluate_every=2
     )
-    for title in ("hidden Markov model:", "iteration 2:", "iteration 4:", "dev tokens", "unknown words"):
+    for title in ("Tagger (em)", "hidden Markov model:", "iteration 2:", "iteration 4:", "dev tokens", "unknown words"):
         assert title in printed
     for name in ("token_accuracy", "sentence_accuracy", "unknown_accuracy", "unseen_tags", "states", "last_states"):
         assert name in result
@@ -570,6 +578,13 @@ def test_several_processes_write_the_same(tmp_path, folder, files):
         run("tag", tmp_path / str(processes), **job, processes=processes)
         found.append(output.read_bytes())
     assert found[0] == found[1] != b""
+
+
+def test_the_model_is_loaded_once(tmp_path, folder, files, monkeypatch):
+    loads, load = [], TaggingModel.load
+    monkeypatch.setattr(TaggingModel, "load", lambda path: loads.append(path) or load(path))
+    run("tag", tmp_path / "out", model=str(folder), input=files["dev"], output=str(tmp_path / "out.conllu"))
+    assert len(loads) == 1
 
 
 def test_words_with_line_ends_are_repaired(tmp_path, folder):

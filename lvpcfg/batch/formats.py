@@ -126,7 +126,7 @@ AnyWriter = Writer | TagWriter
 
 def kind_of(path: str, endings: Mapping[str, str] = ENDINGS, otherwise: str = BRACKETS) -> str:
     """The format of a file, by its name."""
-    plain = path.removesuffix(".gz").removesuffix(".zst")
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
     return next((kind for ending, kind in endings.items() if plain.endswith(ending)), otherwise)
 
 

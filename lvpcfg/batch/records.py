@@ -159,7 +159,7 @@ class Corpus:
 
 def kind_of(path: str) -> str:
     """The format of a file, by its name."""
-    plain = path.removesuffix(".gz").removesuffix(".zst")
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
     return next((kind for ending, kind in ENDINGS.items() if plain.endswith(ending)), TEXT)
 
 

@@ -77,19 +77,20 @@ class GradientOptions(SentenceOptions):
         for name in ("prune", "unknown"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
         given = {field.name for field in fields(Descent) if getattr(self, field.name) is not None}
-        for name in given & {"batch_tokens"}:
-            check_number(self, name, least=1, whole=True)
-        for name in given & {"epochs"}:
-            check_number(self, name, least=1, most=MOST_ITERATIONS, whole=True)
+        if self.batch_tokens is not None:
+            check_number(self, "batch_tokens", least=1, whole=True)
+        if self.epochs is not None:
+            check_number(self, "epochs", least=1, most=MOST_ITERATIONS, whole=True)
         for name in sorted(given & {"weight_decay", "clip", "noise"}):
             check_number(self, name, whole=False)
         for name in sorted(given & {"average", "momentum", "short_first"}):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
-        for name in given & {"learning_rate"}:
-            check_number(self, name, least=1e-300, whole=False)
+        if self.learning_rate is not None:
+            check_number(self, "learning_rate", least=1e-300, whole=False)
         if self.short_first and self.objective != SENTENCE:
             raise InputError(
-                f"estimator.short_first is {self.short_first}: trees are learned from in random order, expected 0."
+                f"estimator.short_first is {self.short_first}: only estimator.objective={SENTENCE} begins with short "
+                "sentences, expected 0."
             )
 
     def _check_parametrisation(self) -> None:
@@ -139,6 +140,8 @@ def gradient(options: GradientOptions, task: Task | TaggingTask) -> Estimator:
 
     objective: Objective
     if isinstance(task, TaggingTask):
+        if options.init is None:
+            task.expect_states(options.states)
         options = options.filled(FOR_TAGS)
         objective = TagLikelihood(options, task)
     elif options.objective == SENTENCE:

@@ -73,7 +73,7 @@ class Material(Protocol):
         """The states of symbols, in columns."""
 
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
-        """The estimator of the model in a folder, and its sizes."""
+        """A title for the model in a folder that names its estimator, and its sizes."""
 
 
 def read_material(config: TrainOptions, run: Run) -> Material:
@@ -195,7 +195,7 @@ class TaggedMaterial:
 
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
         model = TaggingModel.load(folder)
-        return str(model.provenance["estimator"]), {
+        return f"Tagger ({model.provenance['estimator']})", {
             "train_sentences": int(model.provenance["sentences"]),
             "words": int(model.provenance["words"]),
             "vocabulary": len(model.lexicon.words),
@@ -206,10 +206,10 @@ class TaggedMaterial:
 
 
 def about_grammar(model: Model) -> tuple[str, dict[str, int]]:
-    """How it was made, and its sizes."""
+    """A title that says how it was made, and its sizes."""
     grammar = model.grammar
     found = {name: int(model.provenance[name]) for name in ("trees", "words") if name in model.provenance}
-    return str(model.provenance["estimator"]), found | {
+    return f"Grammar ({model.provenance['estimator']})", found | {
         "vocabulary": len(model.lexicon.words),
         "unknown_word_classes": len(model.lexicon.classes),
         "interminals": len(grammar.symbols.interminals),

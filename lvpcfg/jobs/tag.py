@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import expect
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lvpcfg.batch.records import Reader
     from lvpcfg.jobs.batch import Engine
     from lvpcfg.jobs.run import Run
+    from lvpcfg.sequence.tagging import TaggingModel
 
 TAGGED = Wording(
     job="tag",
@@ -50,12 +52,18 @@ class TagOptions(CorpusOptions):
 
     def writer(self, path: str) -> "TagWriter":
         from lvpcfg.batch import formats, records
-        from lvpcfg.sequence.tagging import TaggingModel
 
         inputs = [self.input] if isinstance(self.input, str) else self.input or [""]
         kind = self.output_format or formats.kind_of(path, records.ENDINGS, "")
         kind = kind or (TEXT if path else self.input_format or records.kind_of(inputs[0]))
-        return formats.TagWriter(kind, TaggingModel.load(one_folder(self.model, "tag")).column)
+        return formats.TagWriter(kind, self.loaded.column)
+
+    @cached_property
+    def loaded(self) -> "TaggingModel":
+        """The model, for the writer and the tagger of this process."""
+        from lvpcfg.sequence.tagging import TaggingModel
+
+        return TaggingModel.load(one_folder(self.model, "tag"))
 
     def engine(self, writer: "AnyWriter") -> "AbstractContextManager[Engine]":
         from lvpcfg.jobs.batch import local
@@ -64,7 +72,7 @@ class TagOptions(CorpusOptions):
 
         made: AbstractContextManager[Any]
         if self.processes == 1:
-            made = nullcontext(Tagger.load(self.model, **tagger_options(self)))
+            made = nullcontext(Tagger(self.loaded, **tagger_options(self)))
         else:
             made = workers(self.model, tagger_options(self), self.processes, self.threads, Tagger.load)
         return local(made, writer)

@@ -80,7 +80,7 @@ def triples_of(
     """The first three symbols of each sequence of three or more, or every three in a row."""
     if observations.shape[1] < 3:
         raise InputError(f"sequences of {observations.shape[1]} symbols: expected some of 3 or more.")
-    lengths = checked_lengths(lengths, *observations.shape, observations.device)
+    lengths = checked_lengths(lengths, len(observations), observations.shape[1], observations.device)
     windows = observations.unfold(1, 3, 1)
     ends = torch.arange(3, observations.shape[1] + 1, device=observations.device)
     there = ends.expand(len(observations), -1)
