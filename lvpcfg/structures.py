@@ -131,10 +131,10 @@ class Structures(Distribution):
             for one in (self, other)
         ]
         if [x.shape for x in mine] != [x.shape for x in others] or not torch.equal(*sizes):
-            raise InputError(f"{what} needs two grammars of the same form over the same sentences.")
+            raise InputError(f"{what} needs two distributions of the same form over the same sentences.")
         require_nonnegative([*mine, *others], what)
         if any(bool(((p > 0) & (q == 0)).any()) for p, q in zip(mine, others, strict=True)):
-            raise InputError(f"{what} is infinite: the other grammar has zeros where this one has none.")
+            raise InputError(f"{what} is infinite: the other distribution has zeros where this one has none.")
         (grammar, words), (other_grammar, other_words) = self._in_logarithms(), other._in_logarithms()
         tensors = iter(other_grammar.tensors)
         return grammar.change(lambda values: torch.stack([values, next(tensors)])), torch.stack([words, other_words])

@@ -15,7 +15,7 @@ from lvpcfg.options import DTYPE_NAMES, RECALL, TAG_DECODERS
 from lvpcfg.parses import Counts
 from lvpcfg.sequence.decode import best_tags
 from lvpcfg.sequence.tagging import TaggingModel
-from lvpcfg.trees.lexicon import LexicalTable
+from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.sentences import WORDS, of_similar_length
 
 TOKENS = 1 << 12  # words of a batch
@@ -63,6 +63,10 @@ class Tagger(TaggerI):  # type: ignore[misc]
         return Tagger(TaggingModel.load(path), decoder, device, dtype, batch_tokens)
 
     @property
+    def lexicon(self) -> Lexicon:
+        return self.model.lexicon
+
+    @property
     def tags(self) -> tuple[str, ...]:
         return self.model.grammar.tags
 
@@ -85,9 +89,13 @@ class Tagger(TaggerI):  # type: ignore[misc]
         return [list(zip(words, tags, strict=True)) for words, tags in zip(given, found, strict=True)]
 
     def tags_of(
-        self, sentences: list[list[str]], progress: bool = False, update: Callable[[int], object] | None = None
+        self,
+        sentences: Iterable[Sequence[str]],
+        progress: bool = False,
+        update: Callable[[int], object] | None = None,
     ) -> list[list[str]]:
         """The tags alone."""
+        sentences = _sentences_of(sentences)
         found: list[list[str]] = [[] for _ in sentences]
         name = self.tags.__getitem__
         with tqdm(
@@ -115,11 +123,10 @@ class Tagger(TaggerI):  # type: ignore[misc]
 
     def _scores(self, sentences: Sequence[Sequence[str]], lengths: Sequence[int]) -> Float[Tensor, "batch n states"]:
         """What each word is worth to the states; beyond the end of a sentence, whatever."""
-        lexicon = self.model.lexicon
         if self._table is None:
-            return self._grammar.lexical.values_of(lexicon.tokens(sentences).padded(lengths).to(self.device))
+            return self._grammar.lexical.values_of(self.lexicon.tokens(sentences).padded(lengths).to(self.device))
         longest = max(lengths)
-        entries = torch.tensor([lexicon.encode(words) + [0] * (longest - len(words)) for words in sentences])
+        entries = torch.tensor([self.lexicon.encode(words) + [0] * (longest - len(words)) for words in sentences])
         return self._table.index_select(0, entries.to(self.device).flatten()).view(*entries.shape, -1)
 
 

@@ -33,6 +33,7 @@ def log_p(hmm: HMM, observations: Tensor, lengths: Tensor | None = None) -> Tens
     return hmm(observations, lengths).partition.detach()
 
 
+OPERATORS = [torch.ones(shape, dtype=F64) for shape in (2, 2, (3, 2, 2), 3)]
 RANKS = pytest.mark.parametrize("ranks", [(None, None), (2, None), (None, 2), (2, 3)], ids=str)
 
 
@@ -126,6 +127,33 @@ class TestModule:
         with pytest.raises(InputError, match="rank is 0: expected 1, 2"):
             HMM(3, 4, 0)
 
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda h: h(torch.tensor([[0, -1]])), "observations hold -1: expected 0 to 3"),
+            (lambda h: h(torch.tensor([[0, 4]])), "observations hold 4: expected 0 to 3"),
+            (lambda h: h.predict(torch.zeros(2, 0, dtype=torch.int64)), r"int64 of the shape \(2, 0\)"),
+            (lambda h: h.em(torch.zeros(0, 3, dtype=torch.int64)), r"int64 of the shape \(0, 3\)"),
+            (lambda h: h.sample(2, 0), "length is 0: expected 1, 2"),
+            (lambda h: h.sample(-1, 2), "sequences is -1: expected 1, 2"),
+        ],
+    )
+    def test_wrong_observations_are_a_sentence(self, call, message):
+        with pytest.raises(InputError, match=message):
+            call(random_hmm())
+
+    def test_tables_that_do_not_fit_are_a_sentence(self):
+        table = torch.full((2, 2), 0.5)
+        for transition, emission in (([table[:1]], [table]), ([table], [table[:1]]), ([], [table]), ([table] * 3, [])):
+            with pytest.raises(InputError, match=r"shapes \[\(2,\)"):
+                HMM.from_probabilities(table[0], transition, emission)
+
+    def test_an_impossible_sequence_has_no_probability(self):
+        emission = torch.tensor([[0.9, 0.1, 0.0], [0.3, 0.7, 0.0]], dtype=F64)
+        hmm = HMM.from_probabilities(emission[0, :2], [torch.full((2, 2), 0.5, dtype=F64)], [emission])
+        assert hmm.em(torch.tensor([[0, 1], [2, 2]]), [2, 1], iterations=2) == [-math.inf, -math.inf]
+        assert all(bool(table.isfinite().all()) for table in hmm.transition)
+
 
 def moments(hmm: HMM) -> tuple[Tensor, Tensor, Tensor]:
     """The exact ones, of the beginnings of sequences."""
@@ -172,7 +200,7 @@ class TestSpectral:
         observations = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0], [8, 9, 0, 0]])
         assert triples_of(observations).tolist() == [[1, 2, 3], [5, 6, 7], [8, 9, 0]]
         lengths = torch.tensor([4, 3, 2])
-        assert triples_of(observations, lengths).tolist() == [[1, 2, 3], [5, 6, 7]]
+        assert triples_of(observations, [4, 3, 2]).tolist() == [[1, 2, 3], [5, 6, 7]]
         assert triples_of(observations, lengths, sliding=True).tolist() == [[1, 2, 3], [2, 3, 4], [5, 6, 7]]
 
     @pytest.mark.parametrize("sliding", [False, True])
@@ -212,6 +240,8 @@ class TestSpectral:
         ("call", "message"),
         [
             (lambda t: spectral_hmm(t, 5, 4), "expected 1 to 4 states"),
+            (lambda t: SpectralHMM(*OPERATORS).predict(t - 1), "observations hold -1: expected 0 to 2"),
+            (lambda t: SpectralHMM(*OPERATORS).log_probability(t), "observations hold 3: expected 0 to 2"),
             (lambda t: spectral_hmm(t + 3, 2, 4), "symbols from 0 to 3"),
             (lambda t: spectral_hmm(t[:0], 2, 4), "0 triples"),
             (lambda t: triples_of(t[:, :2]), "sequences of 2 symbols"),

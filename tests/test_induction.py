@@ -292,7 +292,9 @@ def test_what_is_refused(tmp_path):
         EMOptions(objective=SENTENCE, longest=1)
     with pytest.raises(InputError, match=r"estimator\.epochs is 2\.5: expected a whole number"):
         GradientOptions(epochs=2.5)
-    with pytest.raises(InputError, match=r"short_first is 0\.4: trees are learned from in random order, expected 0"):
+    with pytest.raises(
+        InputError, match=r"short_first is 0\.4: only estimator.objective=sentence begins with short sentences"
+    ):
         GradientOptions(short_first=0.4)
     with pytest.raises(InputError, match=r"none of the 2 sentences has 2 to 40 words"):
         lvpcfg.train([["a"], ["b"]], "em", objective=SENTENCE)

@@ -129,6 +129,10 @@ class TestLatentTree:
             (lambda: LatentTree([-1, 1], [2, 2]), r"parents are \[-1, 1\]"),
             (lambda: LatentTree([0], [2]), r"parents are \[0\]"),
             (lambda: LatentTree([-1, 0], [2]), r"states are \[2\]"),
+            (lambda: LatentTree(torch.tensor([-1, 1]), [2, 2]), r"parents are \[-1, 1\]"),
+            (lambda: LatentTree([-1, 0], [2, 2], rank=0), "rank is 0: expected 1, 2"),
+            (lambda: random_tree().log_prob(OBSERVATIONS[:0]), r"\(0, 7\): expected \[batch, 7\]"),
+            (lambda: random_tree().log_prob(OBSERVATIONS - 7), "variable 0 is -"),
             (lambda: random_tree().log_prob(OBSERVATIONS[:, 1:]), r"\(3, 6\): expected \[batch, 7\]"),
             (lambda: random_tree().log_prob(OBSERVATIONS + 1), "variable 0 is 2: expected a number below 2"),
             (lambda: random_tree().with_rank(3, 1), "variable 3 has 0 children"),
@@ -186,5 +190,7 @@ class TestLowRank:
     def test_wrong_input_is_a_sentence(self):
         with pytest.raises(InputError, match="rank 4 of a matrix of 3 x 5: expected 1 to 3"):
             svd(torch.ones(3, 5), 4)
+        with pytest.raises(InputError, match="a row of zeros"):
+            nmf(torch.zeros(3, 5), 2)
         with pytest.raises(InputError, match="negative"):
             nmf(-torch.ones(3, 5), 2)

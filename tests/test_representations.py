@@ -178,7 +178,7 @@ def test_divergence_from_the_exact_grammar(plain):
     exact = ModelTrees(make("tensors"), SENTENCES)
     found, truth = ModelTrees(plain, SENTENCES), ModelTrees(written_out(plain), SENTENCES)
     if isinstance(plain.grammar.binary, WholeCP):
-        with pytest.raises(InputError, match="kl needs two grammars of the same form"):
+        with pytest.raises(InputError, match="kl needs two distributions of the same form"):
             found.kl(exact)
         return
     close(found.kl(exact), truth.kl(exact))

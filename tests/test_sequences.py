@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -345,6 +345,13 @@ class TestNumbers:
             assert distribution.log_prob(torch.zeros(3, LENGTH, dtype=torch.int64))[1] == -math.inf
 
 
+def test_many_more_than_there_are_cost_nothing():
+    found = HMMDistribution(random_chain("dense", states=2), random_words(1, 2, 2)).topk(10**6)
+    assert found.shape == (10**6, 1, 2)
+    assert {tuple(states) for states in found[:4, 0].tolist()} >= {(1, 1)}
+    assert bool((found[4:] == -1).all())
+
+
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("form", ["dense", "low rank"])
 def test_all_is_where_the_words_are(form, fake):
@@ -373,6 +380,11 @@ def test_cuda_agrees_with_the_cpu():
         (lambda c, w: HMMDistribution(c, w[..., :2]), r"\(3, 4, 2\)\]: expected \[states\]"),
         (lambda c, w: HMMDistribution(c, w, [1, 2]), "expected a whole number for each sentence"),
         (lambda c, w: HMMDistribution(c, w, [1, 2, 5]), "expected 1 to 4 words"),
+        (lambda c, w: HMMDistribution(replace(c, factors=()), w), "have the shapes"),
+        (lambda c, w: HMMDistribution(replace(c, factors=c.factors * 3), w), "have the shapes"),
+        (lambda c, w: HMMDistribution(c, w[:0]), r"\(0, 4, 3\)\]: .* none of them 0"),
+        (lambda c, w: HMMDistribution(c, w.float()), "are float32 and float64: expected one floating type"),
+        (lambda c, w: HMMDistribution.from_log_potentials(w[:, :0], c.transition), "have the shapes"),
         (lambda c, w: HMMDistribution(c, w).topk(0), "topk of 0"),
         (lambda c, w: HMMDistribution(c, w).sample(0), "sample of 0"),
         (lambda c, w: HMMDistribution(c, w).log_prob(torch.full((3, 4), 3)), "numbers below 3"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,15 +11,16 @@ import torch
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 from omegaconf import open_dict
-from running import run
+from running import options_of, run
 
 import lvpcfg
 from lvpcfg import InputError, Parser, Tagger, TaggingModel, corpus
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import TaggingTask
 from lvpcfg.estimate.gradient import GradientOptions, gradient
-from lvpcfg.jobs import board
+from lvpcfg.jobs import board, check
 from lvpcfg.jobs.config import typed
+from lvpcfg.jobs.options import tagger_options
 from lvpcfg.options import TAG_DECODERS
 from lvpcfg.registry import ESTIMATORS, configuration_folder
 from lvpcfg.sequence.chain import Chain
@@ -195,6 +197,19 @@ def test_what_is_learned_is_a_distribution(states):
     torch.testing.assert_close(grammar.lexical.column_sums(), ones)
 
 
+@pytest.mark.parametrize("options", [EMOptions(states=2, iterations=2), GradientOptions(states=2, epochs=2)])
+def test_sentences_of_one_word_make_no_step(options):
+    model = done(estimator(options, [[("Yes", "I")], [("dog", "N")]])).model()
+    assert all(bool(tensor.isfinite().all()) for tensor in model.grammar.chain.tensors)
+    assert Tagger(model).tag_sents([["Yes"], ["dog"]]) == [[("Yes", "I")], [("dog", "N")]]
+
+
+@pytest.mark.parametrize("name", ["em", "gradient"])
+def test_too_many_states_are_refused_before_any_work(name):
+    with pytest.raises(InputError, match="with 3 tags there would be 18,000 states, expected 16,384 at the most"):
+        lvpcfg.train(TINY, name, states=6000)
+
+
 # ---------------------------------------------------------------- gradient descent
 
 
@@ -303,6 +318,8 @@ def test_many_sentences_are_tagged_as_one_by_one(model):
 def test_what_cannot_be_tagged(model, wrong, what):
     with pytest.raises(InputError, match=what):
         Tagger(model).tag_sents(wrong)
+    with pytest.raises(InputError, match=what):
+        Tagger(model).tags_of(wrong)
 
 
 def test_what_a_tagger_is_not_made_of(model):
@@ -335,6 +352,31 @@ def test_training_from_python():
             lvpcfg.train(SENTENCES, "gradient", **options)
     with pytest.raises(InputError, match=r"sentence 2 is \[\('a',\)\]: expected a list of \(word, tag\) pairs"):
         lvpcfg.train([[("a", "A")], [("a",)]])
+
+
+class Lazy(Sequence):
+    """As nltk's corpora give sentences."""
+
+    def __init__(self, sentences):
+        self.sentences = sentences
+
+    def __len__(self):
+        return len(self.sentences)
+
+    def __getitem__(self, place):
+        return self.sentences[place]
+
+
+@pytest.mark.parametrize("given", [Lazy(TINY), dict(enumerate(TINY)).values(), [[], (), *TINY]])
+def test_tagged_sentences_are_known_however_they_come(given):
+    assert lvpcfg.train(given).grammar.tags == ("D", "N", "V")
+
+
+def test_what_is_no_tagged_sentence():
+    with pytest.raises(InputError, match=r"sentence 1 is \[\('a', None\)\]: expected a list of \(word, tag\) pairs"):
+        lvpcfg.train([[("a", None)], *TINY])
+    with pytest.raises(InputError, match="dev is for estimators that look at trees"):
+        lvpcfg.train(TINY, dev=TINY)
 
 
 def test_empty_sentences_are_left_out():
@@ -414,7 +456,7 @@ def test_a_training_with_dev(tmp_path, files):
     result, printed = run(
         "train", tmp_path / "out", **files, estimator=EMOptions(states=2, iterations=4), evaluate_every=2
     )
-    for title in ("hidden Markov model:", "iteration 2:", "iteration 4:", "dev tokens", "unknown words"):
+    for title in ("Tagger (em)", "hidden Markov model:", "iteration 2:", "iteration 4:", "dev tokens", "unknown words"):
         assert title in printed
     for name in ("token_accuracy", "sentence_accuracy", "unknown_accuracy", "unseen_tags", "states", "last_states"):
         assert name in result
@@ -533,6 +575,43 @@ def test_conllu_keeps_all_but_the_tags(tmp_path, folder):
     assert "Records that hold no sentence, left as they were: 1." in printed
 
 
+def test_several_processes_write_the_same(tmp_path, folder, files):
+    found = []
+    for processes in (1, 2):
+        output = tmp_path / f"{processes}.conllu"
+        job = {"model": str(folder), "input": files["dev"], "output": str(output)}
+        run("tag", tmp_path / str(processes), **job, processes=processes)
+        found.append(output.read_bytes())
+    assert found[0] == found[1] != b""
+
+
+def test_the_model_is_loaded_once(tmp_path, folder, files, monkeypatch):
+    loads, load = [], TaggingModel.load
+    monkeypatch.setattr(TaggingModel, "load", lambda path: loads.append(path) or load(path))
+    run("tag", tmp_path / "out", model=str(folder), input=files["dev"], output=str(tmp_path / "out.conllu"))
+    assert len(loads) == 1
+
+
+def test_words_with_line_ends_are_repaired(tmp_path, folder):
+    tokens = ["a\nb", "c\td", "\re", "New York"]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"tokens": tokens}) + "\n", encoding="utf-8")
+    job = {"model": str(folder), "input": str(tmp_path / "in.jsonl")}
+    result, _ = run("tag", tmp_path / "1", **job, output=str(tmp_path / "out.conllu"))
+    (found,) = lvpcfg.read_conllu(tmp_path / "out.conllu")
+    assert [word for word, _ in found] == ["a_b", "c_d", "_e", "New York"]
+    assert result["repaired"] == 1
+    run("tag", tmp_path / "2", **job, output=str(tmp_path / "out.txt"))
+    assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 1
+
+
+def test_line_ends_stay_what_they_were(tmp_path, folder):
+    (tmp_path / "in.conllu").write_bytes(CONLLU.replace("\n", "\r\n").encode())
+    job = {"model": str(folder), "input": str(tmp_path / "in.conllu"), "output": str(tmp_path / "out.conllu")}
+    run("tag", tmp_path / "out", **job)
+    found = (tmp_path / "out.conllu").read_bytes()
+    assert found.count(b"\n") == found.count(b"\r\n") == CONLLU.count("\n")
+
+
 def test_other_formats(tmp_path, folder):
     (tmp_path / "in.txt").write_text("No stop .\n\n(a b)\n", encoding="utf-8")
     tagger = Tagger.load(folder)
@@ -549,11 +628,24 @@ def test_other_formats(tmp_path, folder):
     assert [[word for word, _ in sentence] for sentence in found] == [["No", "stop", "."], ["(a", "b)"]]
 
 
+def test_trees_and_tags_do_not_mix():
+    arguments = ["job=train", "data.train=x.mrg", "data.dev=dev.CONLLU"]
+    assert "'dev.CONLLU' holds tagged sentences, and 'x.mrg' does not" in check.problem_with(arguments)
+
+
+@pytest.mark.parametrize("job", ["train", "evaluate", "tag"])
+def test_every_job_makes_the_same_tagger(job):
+    assert tagger_options(options_of(job, batch_tokens=7))["batch_tokens"] == 7
+
+
 def test_other_jobs_refuse_taggers(tmp_path, folder, files):
     for job, options, what in (
         ("parse", {"input": files["dev"], "output": str(tmp_path / "x.mrg")}, "it is a tagger, for job=tag"),
         ("tag", {"input": files["dev"], "output": str(tmp_path / "x.conllu"), "model": None}, "needs one model folder"),
         ("evaluate", {"gold": files["dev"], "test": files["dev"]}, "test is for trees"),
+        ("evaluate", {"gold": files["dev"], "parameters": "none.prm"}, "parameters is for trees"),
+        ("evaluate", {"gold": files["dev"], "punctuation": False}, "punctuation is for trees"),
+        ("evaluate", {"gold": files["dev"], "model": None}, "job=evaluate needs one model folder"),
     ):
         with pytest.raises(InputError, match=what):
             run(job, tmp_path / job, **{"model": str(folder)} | options)

@@ -99,7 +99,8 @@ class TagWriter:
                 found = {"id": record.id, "tags": None, "problem": record.problem}
             text = json.dumps(found, ensure_ascii=False) + "\n"
         elif self.kind == CONLLU:
-            text = "".join(line + "\n" for line in self._lines(record, tags)) + "\n"
+            end = "\r\n" if record.text is not None and record.text.endswith("\r") else "\n"  # as its lines do
+            text = "".join(line + "\n" for line in self._lines(record, tags)) + end
         else:
             text = " ".join(f"{word}/{tag}" for word, tag in zip(record.words, tags, strict=True)) + "\n"
         return text.encode("utf-8", "backslashreplace")
@@ -125,7 +126,7 @@ AnyWriter = Writer | TagWriter
 
 def kind_of(path: str, endings: Mapping[str, str] = ENDINGS, otherwise: str = BRACKETS) -> str:
     """The format of a file, by its name."""
-    plain = path.removesuffix(".gz").removesuffix(".zst")
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
     return next((kind for ending, kind in endings.items() if plain.endswith(ending)), otherwise)
 
 

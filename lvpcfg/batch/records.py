@@ -27,6 +27,7 @@ from lvpcfg.trees.conllu import NO_WORD
 
 SPACE = re.compile(r"[ \t\f\v\r\n]+")  # as between the words of trees; other white space may be part of a word
 GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
+LINES = re.compile(r"[\t\r\n]+")  # what no word of a line, or of a column, can hold
 COLUMNS = 10  # of CoNLL-U
 WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".conllu": CONLLU}
@@ -49,7 +50,7 @@ class Reader:
     kind: str
     tokenize: bool = False  # split raw text into words
     tags: bool = False  # take gold tags
-    plain: bool = False  # words as they are, not as they can stand in a tree; and the lines of CoNLL-U are kept
+    plain: bool = False  # words as they can stand in a line, not in a tree; and the lines of CoNLL-U are kept
 
     def records(self, lines: Iterable[bytes]) -> Iterator[Record]:
         return map(self.record, self.units(lines))
@@ -122,7 +123,7 @@ class Reader:
         return Record(words, tags if self.tags else None, name, None, repaired)
 
     def _word(self, token: str) -> str:
-        return (token if token.strip() else "_") if self.plain else _word(token)
+        return (LINES.sub("_", token) if token.strip() else "_") if self.plain else _word(token)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Corpus:
 
 def kind_of(path: str) -> str:
     """The format of a file, by its name."""
-    plain = path.removesuffix(".gz").removesuffix(".zst")
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
     return next((kind for ending, kind in ENDINGS.items() if plain.endswith(ending)), TEXT)
 
 

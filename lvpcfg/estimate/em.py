@@ -6,6 +6,7 @@ EM for a PCFG of its own symbols on sentences alone. From tagged sentences EM ma
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lvpcfg.errors import InputError, expect
 from lvpcfg.estimate.estimator import Estimator, TaggingTask, Task, check_folder, check_number
@@ -75,7 +76,7 @@ class EMOptions(SentenceOptions):
     def check_tags(self) -> None:
         if self.objective == SENTENCE or self.init is not None:
             wrong = "init" if self.init is not None else f"objective={SENTENCE}"
-            raise InputError(f"estimator.{wrong} is for grammars: expected none of it for tagged sentences.")
+            raise InputError(f"estimator.{wrong} is for grammars: tagged sentences are learned from without it.")
 
     def filled(self, usual: Usual) -> "EMOptions":
         """With what is usual where they do not say."""
@@ -85,7 +86,11 @@ class EMOptions(SentenceOptions):
 @ESTIMATORS.register("em", EMOptions)
 def em(options: EMOptions, task: Task | TaggingTask) -> Estimator:
     """One phase; without a model to start from, every symbol gets its states before it."""
-    options = options.filled(OF_TAGS if isinstance(task, TaggingTask) else FRESH if options.init is None else TAKEN_UP)
+    if isinstance(task, TaggingTask):
+        task.expect_states(options.states)
+        options = options.filled(OF_TAGS)
+    else:
+        options = options.filled(FRESH if options.init is None else TAKEN_UP)
     if options.objective == SENTENCE:
         assert isinstance(task, Task)
         from lvpcfg.estimate.sentence_em import SentenceEM
@@ -107,6 +112,9 @@ def em(options: EMOptions, task: Task | TaggingTask) -> Estimator:
         begin = of_any_model(options.init, task, options.rare)
         return ExpectationMaximisation(options, task, [phase], begin, START, made_of(options.init))
     noise = options.noise or 0.0
-    begin_split = lambda states, generator: states.split(options.states, noise, generator, remember=False)  # noqa: E731
-    phase = replace(phase, begin=begin_split)
+
+    def split(states: Any, generator: Any) -> Any:
+        return states.split(options.states, noise, generator, remember=False)
+
+    phase = replace(phase, begin=split)
     return ExpectationMaximisation(options, task, [phase], task.refinement(options.rare), task.start)

@@ -7,6 +7,7 @@ options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol 
 import hashlib
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # options are checked without torch and nltk
 # Steps are listed beforehand, so that there must not be too many.
 MOST = 1_000_000  # of whole numbers that have no other bound
 LEARN_TAGS = "count, em, gaussian or gradient"
+MOST_TRANSITIONS = 1 << 28  # numbers of a chain
 MOST_CYCLES, MOST_ITERATIONS = 20, 10_000  # of split-merge training, and in one phase of a cycle, or of epochs
 
 
@@ -102,10 +104,11 @@ def check_folder(options: Options, name: str) -> None:
         raise InputError(f"estimator.{name} is {show(value)}: expected a model folder.")
 
 
-class AnyTask(Protocol):
+class AnyTask(ABC):
     """What is learned from, and how."""
 
     @property
+    @abstractmethod
     def seed(self) -> int: ...
 
     start_title: ClassVar[str] = "treebank PCFG"  # of what counting alone makes
@@ -116,14 +119,17 @@ class AnyTask(Protocol):
         return Step("counting", self.start_title, "always")
 
     @property
+    @abstractmethod
     def sizes(self) -> dict[str, int]:
         """Of what is learned from, for whom takes up a training."""
 
     @property
+    @abstractmethod
     def fingerprint(self) -> dict[str, str]:
         """The same for the same trees or sentences in the same order, read alike."""
 
     @property
+    @abstractmethod
     def counted(self) -> dict[str, int]:
         """Trees or sentences, and words."""
 
@@ -153,15 +159,11 @@ class Task(AnyTask):
     def sizes(self) -> dict[str, int]:
         bank = self.treebank
         rules = len(bank.binary_rules) + len(bank.unary_rules)
-        return {"trees": len(bank), "nodes": self.nodes, "rules": rules, "vocabulary": len(bank.words)}
+        return {"trees": len(bank), "nodes": len(bank.symbol), "rules": rules, "vocabulary": len(bank.words)}
 
     @property
     def counted(self) -> dict[str, int]:
         return {"trees": len(self.treebank), "words": self.words}
-
-    @property
-    def nodes(self) -> int:
-        return len(self.treebank.symbol)
 
     @property
     def words(self) -> int:
@@ -230,10 +232,6 @@ class TaggingTask(AnyTask):
         return {"sentences": len(self.corpus), "words": self.words}
 
     @property
-    def nodes(self) -> int:
-        return len(self.corpus.tag)
-
-    @property
     def words(self) -> int:
         return len(self.corpus.tag)
 
@@ -253,6 +251,15 @@ class TaggingTask(AnyTask):
         from lvpcfg.estimate.tagged_states import TagLayout
 
         return TagLayout(self.corpus, self.signature, torch.device(self.device))
+
+    def expect_states(self, states: int) -> None:
+        """Refuses so many for each tag, if no transition could hold them."""
+        tags, most = len(self.corpus.tags), math.isqrt(MOST_TRANSITIONS)
+        if tags * states > most:
+            raise InputError(
+                f"estimator.states is {states}: with {tags} tags there would be {tags * states:,} states, expected "
+                f"{most:,} at the most."
+            )
 
     def refinement(self, rare: int) -> "TaggedStates":
         """One state for each tag, with the counts of the corpus."""

@@ -19,7 +19,7 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.sequence.tagging import TagChain, TaggingModel
 
 COUNTED = Step("counting", "treebank PCFG", "always")
-ROUNDING = 1e-6  # of the log-likelihood, and for each node: scores on trees are float32
+ROUNDING = 1e-6  # of the log-likelihood, and for each word: scores on trees are float32
 
 
 class States(Protocol):
@@ -119,9 +119,9 @@ class ExpectationMaximisation:
             self.refinement = phase.begin(self.refinement, generator)
         log_likelihood, self.refinement = self.refinement.expect(self._smoothing(phase))
         if not log_likelihood > -torch.inf:
-            raise InputError(f"a tree of the treebank became impossible at {step}: its probability underflowed.")
-        fell, nodes = self.log_likelihood - log_likelihood, self.task.nodes
-        if phase.smooth is None and step.number > 1 and fell > ROUNDING * (abs(log_likelihood) + nodes):
+            raise InputError(f"a tree or a tagged sentence became impossible at {step}: its probability underflowed.")
+        fell = self.log_likelihood - log_likelihood
+        if phase.smooth is None and step.number > 1 and fell > ROUNDING * (abs(log_likelihood) + self.task.words):
             raise InputError(
                 f"the log-likelihood fell at {step}, from {self.log_likelihood:.3f} to {log_likelihood:.3f}: "
                 "this cannot happen in exact arithmetic."

@@ -61,15 +61,16 @@ class DescentOptions(Options):
         check_number(self, "warm_up")
         for name in ("prune", "unknown"):
             check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
-        given = {name for name, value in vars(self).items() if value is not None}
-        for name in given & {"epochs"}:
-            check_number(self, name, least=1, most=MOST_ITERATIONS, whole=True)
-        for name in sorted(given & {"weight_decay", "clip"}):
-            check_number(self, name, whole=False)
-        for name in sorted(given & {"average", "momentum"}):
-            check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
-        for name in given & {"learning_rate"}:
-            check_number(self, name, least=1e-300, whole=False)
+        if self.epochs is not None:
+            check_number(self, "epochs", least=1, most=MOST_ITERATIONS, whole=True)
+        for name in ("weight_decay", "clip"):
+            if getattr(self, name) is not None:
+                check_number(self, name, whole=False)
+        for name in ("average", "momentum"):
+            if getattr(self, name) is not None:
+                check_number(self, name, most=1, otherwise="a fraction, 0 to 1", whole=False)
+        if self.learning_rate is not None:
+            check_number(self, "learning_rate", least=1e-300, whole=False)
 
     @property
     def descent(self) -> Descent:
@@ -118,7 +119,8 @@ class GradientOptions(SentenceOptions, DescentOptions):
             check_number(self, "short_first", most=1, otherwise="a fraction, 0 to 1", whole=False)
         if self.short_first and self.objective != SENTENCE:
             raise InputError(
-                f"estimator.short_first is {self.short_first}: trees are learned from in random order, expected 0."
+                f"estimator.short_first is {self.short_first}: only estimator.objective={SENTENCE} begins with short "
+                "sentences, expected 0."
             )
 
     def _check_parametrisation(self) -> None:
@@ -164,6 +166,8 @@ def gradient(options: GradientOptions, task: Task | TaggingTask) -> Estimator:
 
     objective: Objective
     if isinstance(task, TaggingTask):
+        if options.init is None:
+            task.expect_states(options.states)
         options = options.filled(FOR_TAGS)
         objective = TagLikelihood(options, task)
     elif options.objective == SENTENCE:

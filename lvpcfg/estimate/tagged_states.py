@@ -9,7 +9,6 @@ the states of their tag. With one state for each tag, counts and parameters are 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float64, Int64
@@ -22,9 +21,6 @@ from lvpcfg.sequence.given import Blocks, GivenTags
 from lvpcfg.sequence.tagging import TagChain
 from lvpcfg.trees.lexicon import LexicalPairs, LexicalTable, emissions, lexicon_of
 from lvpcfg.trees.tagged import TaggedCorpus
-
-if TYPE_CHECKING:
-    pass
 
 TOKENS = 8000  # that are computed at once
 
@@ -202,7 +198,9 @@ class TaggedStates:
         for batch in self.layout.batches:
             leaf = words.detach().index_select(0, batch.pair).requires_grad_()
             log_weight = batch.given.log_weight(inputs.blocks, leaf).sum()
-            *gradients, of_leaf = torch.autograd.grad(log_weight, [*chain, leaf])
+            *gradients, of_leaf = torch.autograd.grad(  # sentences of one word make no step
+                log_weight, [*chain, leaf], allow_unused=True, materialize_grads=True
+            )
             posterior = leaf.detach() * of_leaf
             for into, gradient, tensor in zip(found[:-1], gradients, chain, strict=True):
                 into.addcmul_(gradient, tensor.detach())

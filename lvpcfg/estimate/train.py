@@ -1,6 +1,6 @@
 """From trees, or tagged sentences, to a model in one call."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, overload
@@ -20,6 +20,7 @@ from lvpcfg.trees.conllu import TaggedSentence
 from lvpcfg.trees.normalise import normalise_all
 from lvpcfg.trees.tagged import are_tagged, build_tagged
 from lvpcfg.trees.treebank import build_treebank
+from lvpcfg.trees.walk import trees_of
 
 
 @overload
@@ -61,10 +62,12 @@ def train(
     settings = entry.options(**options)
 
     name = str(usable_device(device))
-    trees = list(trees) if isinstance(trees, Iterator) else trees
+    trees = trees_of("what is to be learned from", trees)
     task: Task | TaggingTask
     if are_tagged(trees):
         settings.check_tags()
+        if dev is not None:
+            raise InputError("dev is for estimators that look at trees: expected none for tagged sentences.")
         task = TaggingTask(build_tagged(trees), signature or signatures.OF_TAGS, seed, name)
     else:
         treebank = build_treebank(settings.prepared(trees), binarisation, progress)

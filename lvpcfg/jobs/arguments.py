@@ -131,18 +131,20 @@ def _misfits(override: Override, choices: dict[str, str], overrides: list[Overri
         try:
             typed(compose("config", overrides=[*groups, value]), choices)
         except InputError as error:
-            if not _fits([*others, value], choices):
-                yield str(error)
+            together = _problem([*others, value], choices)
+            if together is not None:
+                yield str(together if isinstance(together, InputError) else error)
         except (HydraException, OmegaConfBaseException, AttributeError) as error:
             yield f"{show(value)} does not fit: {show(_first_line(error.__cause__ or error), 120)[1:-1]}."
 
 
-def _fits(overrides: list[str], choices: dict[str, str]) -> bool:
+def _problem(overrides: list[str], choices: dict[str, str]) -> Exception | None:
+    """Of all options together."""
     try:
         typed(compose("config", overrides=overrides), choices)
-    except (InputError, HydraException, OmegaConfBaseException, AttributeError):
-        return False
-    return True
+    except (InputError, HydraException, OmegaConfBaseException, AttributeError) as error:
+        return error
+    return None
 
 
 def _lines(override: Override) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, repeat
@@ -267,7 +267,7 @@ def _manifest(options: CorpusOptions, corpus: Corpus, writer: AnyWriter, engine:
     return {
         "input": digest,
         "model": [hashlib.sha256(b"".join(files)).hexdigest() for files in models],
-        **{name: value for name, value in vars(options).items() if name not in WHERE},
+        **{field.name: getattr(options, field.name) for field in fields(options) if field.name not in WHERE},
         **options.made_with(),
         "device": engine.device,
         "input_format": [reader.kind for _, reader in corpus.files],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import InputError, expect
-from lvpcfg.jobs.options import MOST_PROCESSES, ParserOptions, expect_positive, folders, one_folder
+from lvpcfg.jobs.options import MOST_PROCESSES, ParserOptions, expect_positive, folders, one_folder, tagger_options
 from lvpcfg.jobs.train import is_conllu
 from lvpcfg.options import TAG_DECODERS
 from lvpcfg.registry import JOBS
@@ -30,9 +30,15 @@ class EvaluateOptions(ParserOptions):
         folders(self.model)
         expect_positive(self, "processes", most=MOST_PROCESSES)
         if self.of_tags:
-            if self.test is not None or self.processes > 1:
-                other = "test" if self.test is not None else "processes"
-                raise InputError(f"{other} is for trees: expected gold={self.gold} and model=FOLDER alone.")
+            of_trees = {
+                "test": self.test is not None,
+                "parameters": self.parameters is not None,
+                "punctuation": not self.punctuation,
+                "processes": self.processes > 1,
+            }
+            for name, given in of_trees.items():
+                if given:
+                    raise InputError(f"{name} is for trees: expected gold={self.gold} and model=FOLDER alone.")
             if self.decoder is not None:
                 expect("decoder", self.decoder, TAG_DECODERS)
 
@@ -48,11 +54,11 @@ def run(options: EvaluateOptions, run: "Run") -> None:
     from lvpcfg.files import write_text
 
     run.begin()
-    if options.gold is None or (options.test is None) == (options.model is None):
-        raise InputError("job=evaluate needs gold=FILE, and either test=FILE (trees) or model=FOLDER (to parse with).")
-    if options.of_tags:
+    if options.gold is not None and options.of_tags:
         _tag(options.gold, options, run)
         return
+    if options.gold is None or (options.test is None) == (options.model is None):
+        raise InputError("job=evaluate needs gold=FILE, and either test=FILE (trees) or model=FOLDER (to parse with).")
     parameters = COLLINS if options.parameters is None else read_parameters(options.parameters)
     if options.test is not None:
         scores = score(*read_pair(options.gold, options.test), parameters)
@@ -97,12 +103,12 @@ def _tag(path: str, options: EvaluateOptions, run: "Run") -> None:
     from lvpcfg.tagger import Tagger
     from lvpcfg.trees.conllu import read_conllu
 
-    tagger = Tagger.load(one_folder(options.model, "evaluate"), **options.tagger())
+    tagger = Tagger.load(one_folder(options.model, "evaluate"), **tagger_options(options))
     gold = read_conllu(path, tagger.model.column)
     begin = time.perf_counter()
     found = tagger.tags_of([[word for word, _ in sentence] for sentence in gold], progress=True)
     run.result["sentences_per_second"] = len(gold) / (time.perf_counter() - begin)
-    figures = score_tags(gold, found, frozenset(tagger.model.lexicon.words), tagger.tags).figures()
+    figures = score_tags(gold, found, frozenset(tagger.lexicon.words), tagger.tags).figures()
     run.result |= figures | {"fallbacks": tagger.counts.fallbacks}
     run.chosen_by = "token_accuracy"
     shown = {name: f"{value:.2f}" if type(value) is float else f"{value:,}" for name, value in run.result.items()}

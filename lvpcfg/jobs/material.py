@@ -15,6 +15,7 @@ from lvpcfg.evaluation.tagging import score_tags
 from lvpcfg.files import read_text
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.tightness import tightness
+from lvpcfg.jobs.options import tagger_options
 from lvpcfg.jobs.run import Run
 from lvpcfg.jobs.train import TrainOptions, is_conllu, is_text
 from lvpcfg.parser import Parser
@@ -73,7 +74,7 @@ class Material(Protocol):
         """The states of symbols, in columns."""
 
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
-        """The estimator of the model in a folder, and its sizes."""
+        """A title for the model in a folder that names its estimator, and its sizes."""
 
     def warn(self, folder: Path, run: Run) -> None:
         """Of what is wrong with the model in a folder, if anything is, and what helps."""
@@ -185,7 +186,7 @@ class TaggedMaterial:
         )
 
     def look(self, model: TaggingModel) -> tuple[Record, list[list[str]]]:
-        tagger = Tagger(model, **self.config.tagger())
+        tagger = Tagger(model, **tagger_options(self.config))
         found = tagger.tags_of([[word for word, _ in sentence] for sentence in self.gold], progress=True)
         figures = score_tags(self.gold, found, self.words, self.tags).figures()
         return figures | {"fallbacks": tagger.counts.fallbacks}, found
@@ -212,7 +213,7 @@ class TaggedMaterial:
 
     def about(self, folder: Path) -> tuple[str, dict[str, int]]:
         model = TaggingModel.load(folder)
-        return str(model.provenance["estimator"]), {
+        return f"Tagger ({model.provenance['estimator']})", {
             "train_sentences": int(model.provenance["sentences"]),
             "words": int(model.provenance["words"]),
             "vocabulary": len(model.lexicon.words),
@@ -226,10 +227,10 @@ class TaggedMaterial:
 
 
 def about_grammar(model: Model) -> tuple[str, dict[str, int]]:
-    """How it was made, and its sizes."""
+    """A title that says how it was made, and its sizes."""
     grammar = model.grammar
     found = {name: int(model.provenance[name]) for name in ("trees", "words") if name in model.provenance}
-    return str(model.provenance["estimator"]), found | {
+    return f"Grammar ({model.provenance['estimator']})", found | {
         "vocabulary": len(model.lexicon.words),
         "unknown_word_classes": len(model.lexicon.classes),
         "interminals": len(grammar.symbols.interminals),

@@ -9,7 +9,7 @@ from lvpcfg.trees.binarisation import Binarisation
 from lvpcfg.trees.signatures import get_signature
 
 MOST_PROCESSES = 1024  # and threads
-OF_TAGGERS = ("decoder", "device", "dtype")
+OF_TAGGERS = ("decoder", "device", "dtype", "batch_tokens")
 OF_PARSERS = ("decoder", "device", "dtype", "prune", "batch_tokens", "max_length")
 
 
@@ -44,10 +44,6 @@ class ParserOptions(DeviceOptions):
         """What a `Parser` is made with."""
         return {name: getattr(self, name) for name in OF_PARSERS}
 
-    def tagger(self) -> dict[str, Any]:
-        """What a `Tagger` is made with."""
-        return {name: getattr(self, name) for name in OF_TAGGERS}
-
 
 @dataclass(kw_only=True)
 class BinarisationOptions:
@@ -75,6 +71,11 @@ class TreebankOptions(ParserOptions):
         super().__post_init__()
         if self.signature is not None:
             get_signature(self.signature)
+
+
+def tagger_options(options: object) -> dict[str, Any]:
+    """What a `Tagger` is made with."""
+    return {name: getattr(options, name) for name in OF_TAGGERS}
 
 
 def expect_positive(options: object, *names: str, prefix: str = "", most: int | None = None) -> None:

@@ -2,11 +2,12 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import expect
 from lvpcfg.jobs.corpora import CorpusOptions, Wording, go_through
-from lvpcfg.jobs.options import OF_TAGGERS, expect_positive, one_folder
+from lvpcfg.jobs.options import expect_positive, one_folder, tagger_options
 from lvpcfg.options import DTYPE_NAMES, TAG_DECODERS, TAG_FORMATS, TEXT
 from lvpcfg.registry import JOBS
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lvpcfg.batch.records import Reader
     from lvpcfg.jobs.batch import Engine
     from lvpcfg.jobs.run import Run
+    from lvpcfg.sequence.tagging import TaggingModel
 
 TAGGED = Wording(
     job="tag",
@@ -50,12 +52,18 @@ class TagOptions(CorpusOptions):
 
     def writer(self, path: str) -> "TagWriter":
         from lvpcfg.batch import formats, records
-        from lvpcfg.sequence.tagging import TaggingModel
 
         inputs = [self.input] if isinstance(self.input, str) else self.input or [""]
         kind = self.output_format or formats.kind_of(path, records.ENDINGS, "")
         kind = kind or (TEXT if path else self.input_format or records.kind_of(inputs[0]))
-        return formats.TagWriter(kind, TaggingModel.load(one_folder(self.model, "tag")).column)
+        return formats.TagWriter(kind, self.loaded.column)
+
+    @cached_property
+    def loaded(self) -> "TaggingModel":
+        """The model, for the writer and the tagger of this process."""
+        from lvpcfg.sequence.tagging import TaggingModel
+
+        return TaggingModel.load(one_folder(self.model, "tag"))
 
     def engine(self, writer: "AnyWriter") -> "AbstractContextManager[Engine]":
         from lvpcfg.jobs.batch import local
@@ -64,14 +72,10 @@ class TagOptions(CorpusOptions):
 
         made: AbstractContextManager[Any]
         if self.processes == 1:
-            made = nullcontext(Tagger.load(self.model, **self.tagger()))
+            made = nullcontext(Tagger(self.loaded, **tagger_options(self)))
         else:
-            made = workers(self.model, self.tagger(), self.processes, self.threads, Tagger.load)
+            made = workers(self.model, tagger_options(self), self.processes, self.threads, Tagger.load)
         return local(made, writer)
-
-    def tagger(self) -> dict[str, Any]:
-        """What a `Tagger` is made with."""
-        return {name: getattr(self, name) for name in (*OF_TAGGERS, "batch_tokens")}
 
 
 @JOBS.register("tag", TagOptions)

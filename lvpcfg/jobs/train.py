@@ -72,7 +72,7 @@ class TrainOptions(TreebankOptions):
 
 def is_conllu(path: str) -> bool:
     """Whether a file holds tagged sentences."""
-    return path.removesuffix(".gz").endswith(".conllu")
+    return path.lower().removesuffix(".gz").endswith(".conllu")
 
 
 def is_text(path: str) -> bool:

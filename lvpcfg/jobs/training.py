@@ -334,9 +334,9 @@ def _spoken(name: str) -> str:
     return name.replace("log_likelihood", "log-likelihood").replace("_per_", "/").replace("_", " ")
 
 
-def report(estimator: str, sizes: dict[str, int], run: Run) -> None:
+def report(title: str, sizes: dict[str, int], run: Run) -> None:
     """The size of a grammar or a tagger, as a table and as figures."""
     run.result.update(sizes)
     rows = [[name.replace("_", " "), f"{size:,}"] for name, size in sizes.items()]
-    run.table(f"Grammar ({estimator})", ["", "number"], rows)
+    run.table(title, ["", "number"], rows)
     run.say(f"The model is in {run.folder / 'model'}.")

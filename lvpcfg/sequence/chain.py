@@ -82,6 +82,14 @@ class Chain:
         return self
 
 
+def make_a_matrix(factors: Sequence[Tensor], rows: int, columns: int | None = None) -> bool:
+    """Whether factors do: one, or two in low rank."""
+    sizes = [rows, *(size for factor in factors for size in factor.shape)]
+    if len(factors) not in (1, 2) or any(factor.dim() != 2 for factor in factors) or 0 in sizes:
+        return False
+    return sizes[:-1:2] == sizes[1::2] and columns in (None, sizes[-1])
+
+
 def forward(
     semiring: Semiring,
     chain: Chain,

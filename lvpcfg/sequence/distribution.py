@@ -16,7 +16,7 @@ from torch.distributions import register_kl
 from lvpcfg.chart.semirings import KMax, Log, Max, Semiring, Signed, ones, require_nonnegative, safe_log
 from lvpcfg.errors import InputError
 from lvpcfg.sequence import chain as textbook
-from lvpcfg.sequence.chain import Chain, forward, total
+from lvpcfg.sequence.chain import Chain, forward, make_a_matrix, total
 from lvpcfg.sequence.fast import log_partition
 from lvpcfg.sequence.marginals import marginals
 from lvpcfg.structures import Structures, checked_lengths, expect_number, exponentials, largest, remembered
@@ -41,13 +41,7 @@ class HMMDistribution(Structures):
         lengths: Sequence[int] | Tensor | None = None,
         constant: Float[Tensor, "batch"] | None = None,
     ) -> None:
-        sizes = [len(chain.initial), *(size for factor in chain.factors for size in factor.shape), words.shape[-1]]
-        if words.dim() != 3 or sizes[0::2] != sizes[1::2] or 0 in words.shape:
-            raise InputError(
-                f"the initial states, the factors of the transition and the words of a chain have the shapes "
-                f"{[tuple(x.shape) for x in (chain.initial, *chain.factors, words)]}: expected [states], "
-                "[states, states] or [states, rank] and [rank, states], and [batch, length, states]."
-            )
+        _expect_fitting(chain, words)
         super().__init__(chain, words.transpose(0, 1), lengths, constant)
 
     @classmethod
@@ -60,8 +54,9 @@ class HMMDistribution(Structures):
         lengths: Sequence[int] | Tensor | None = None,
     ) -> "HMMDistribution":
         """A linear-chain CRF: scores of words, and of steps [from, to]; -inf for what is impossible."""
+        initial = words.new_zeros(words.shape[-1:]) if initial is None else initial
+        _expect_fitting(Chain(initial, (transition,), final), words)
         lengths = checked_lengths(lengths, words.shape[0], words.shape[1], words.device)
-        initial = torch.zeros_like(transition[0]) if initial is None else initial
         given = [initial, transition] if final is None else [initial, transition, final]
         most = [largest(x.flatten(), 0) for x in given]
         (leaf, *numbers), constant = exponentials(
@@ -99,7 +94,9 @@ class HMMDistribution(Structures):
         require_nonnegative(self._numbers(), "topk")
         with torch.no_grad():
             chain, words = self._in_logarithms()
-        semiring, found = KMax(k), []
+        length, batch, states = self.leaf.shape
+        there_are = min(k, states**length)  # what is asked for beyond these costs nothing
+        semiring, found = KMax(there_are), []
         with torch.enable_grad():
             weights = ones(semiring, words, *words.shape).requires_grad_()
             scores = total(semiring, chain, forward(semiring, chain, words, weights), self.lengths)
@@ -107,7 +104,8 @@ class HMMDistribution(Structures):
                 best = torch.where(score > -torch.inf, score, 0).sum()
                 (marks,) = torch.autograd.grad(best, [weights], retain_graph=True)
                 found.append(self._where_there(marks.sum(0).argmax(-1), score.unsqueeze(1) > -torch.inf))
-        return torch.stack(found)
+        none = torch.full((k - there_are, batch, length), -1, device=words.device)
+        return torch.cat([torch.stack(found), none])
 
     def sample(
         self, samples: int | Sequence[int] = 1, generator: torch.Generator | None = None
@@ -143,9 +141,11 @@ class HMMDistribution(Structures):
         """log p(states | sentence) of a sequence for each sentence, or of some; differentiable. What stands beyond the
         end is ignored, and -1 before it has no probability."""
         length, batch, count = self.leaf.shape
-        if states.shape[-2:] != (batch, length) or not bool(((states >= -1) & (states < count)).all()):
+        whole = not states.is_floating_point() and bool(((states >= -1) & (states < count)).all())
+        if states.shape[-2:] != (batch, length) or not whole:
             raise InputError(
-                f"states of the shape {tuple(states.shape)}: expected [..., {batch}, {length}], numbers below {count}."
+                f"states of the shape {tuple(states.shape)}: expected [..., {batch}, {length}], whole numbers below "
+                f"{count}."
             )
         there, state = self._there(), states.clamp_min(0)
         word = self.leaf.transpose(0, 1).expand(*states.shape, count).gather(-1, state.unsqueeze(-1)).squeeze(-1)
@@ -176,6 +176,22 @@ class HMMDistribution(Structures):
 
     def _where_there(self, states: Tensor, possible: Tensor) -> Tensor:
         return torch.where(self._there() & possible, states, -1)
+
+
+def _expect_fitting(chain: Chain, words: Tensor) -> None:
+    tensors, states = (*chain.tensors, words), words.shape[-1:]
+    vectors = [chain.initial] if chain.final is None else [chain.initial, chain.final]
+    fit = words.dim() == 3 and 0 not in words.shape and all(vector.shape == states for vector in vectors)
+    if not fit or not make_a_matrix(chain.factors, *states, *states):
+        raise InputError(
+            "the initial states, the factors of the transition, the final weights if there are any, and the words of a "
+            f"chain have the shapes {[tuple(x.shape) for x in tensors]}: expected [states], [states, states] or "
+            "[states, rank] and [rank, states], [states], and [batch, length, states], none of them 0."
+        )
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1 or not words.is_floating_point():
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise InputError(f"a chain and its words are {names}: expected one floating type.")
 
 
 register_kl(HMMDistribution, HMMDistribution)(HMMDistribution.kl)

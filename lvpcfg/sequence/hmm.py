@@ -7,13 +7,16 @@ In low rank the rank index is one more hidden variable: every factor is a table 
 gradients train it as they train a dense one, and a step of forward-backward is linear in the number of states.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lvpcfg.errors import InputError
-from lvpcfg.sequence.chain import Chain
+from lvpcfg.sequence.chain import Chain, make_a_matrix
 from lvpcfg.sequence.distribution import HMMDistribution
+from lvpcfg.structures import checked_lengths
 
 SEQUENCES = 4096  # at once in EM
 
@@ -34,14 +37,7 @@ class HMM(nn.Module):
     ) -> None:
         """At random. `rank` is that of the transition, None if it is dense; `emission_rank` that of the emission."""
         super().__init__()
-        for name, number in (
-            ("states", states),
-            ("symbols", symbols),
-            ("rank", rank),
-            ("emission_rank", emission_rank),
-        ):
-            if number is not None and (type(number) is not int or number < 1):
-                raise InputError(f"{name} is {number!r}: expected 1, 2, ...")
+        expect_counts(states=states, symbols=symbols, rank=rank, emission_rank=emission_rank)
 
         def tables(rows: int, columns: int, rank: int | None) -> nn.ParameterList:
             shapes = [(rows, columns)] if rank is None else [(rows, rank), (rank, columns)]
@@ -56,10 +52,17 @@ class HMM(nn.Module):
         cls, initial: Float[Tensor, "states"], transition: list[Tensor], emission: list[Tensor]
     ) -> "HMM":
         """Of tables whose rows sum to 1: the factors of both matrices, one of each if they are dense."""
+        tables = [initial, *transition, *emission]
+        states = len(initial) if initial.dim() == 1 else 0
+        if not make_a_matrix(transition, states, states) or not make_a_matrix(emission, states):
+            raise InputError(
+                f"the tables of an HMM have the shapes {[tuple(table.shape) for table in tables]}: expected [states], "
+                "[states, states] or [states, rank] and [rank, states], and [states, symbols] or two factors of it."
+            )
         rank, emission_rank = (None if len(some) == 1 else some[0].shape[1] for some in (transition, emission))
         hmm = cls(len(initial), emission[-1].shape[1], rank, emission_rank).to(initial)
         with torch.no_grad():
-            for parameter, table in zip(hmm._tables(), [initial, *transition, *emission], strict=True):
+            for parameter, table in zip(hmm._tables(), tables, strict=True):
                 parameter.copy_(table.log())
         return hmm
 
@@ -84,11 +87,12 @@ class HMM(nn.Module):
     def em(
         self,
         observations: Int[Tensor, "sequences length"],
-        lengths: Int[Tensor, "sequences"] | None = None,
+        lengths: Sequence[int] | Int[Tensor, "sequences"] | None = None,
         iterations: int = 50,
     ) -> list[float]:
         """Baum-Welch: a parameter times its derivative is its expected count. Log-likelihoods before each iteration."""
         tables = [table.detach().softmax(-1) for table in self._tables()]
+        lengths = checked_lengths(lengths, len(observations), observations.shape[-1], observations.device)
         likelihoods = []
         for _ in range(iterations):
             tables = [table.detach().requires_grad_() for table in tables]
@@ -97,9 +101,8 @@ class HMM(nn.Module):
                 chain, emission = self._split(tables)
                 words = words_of(emission, observations[part])
                 log_z = HMMDistribution(chain, words, None if lengths is None else lengths[part]).partition
-                log_z = torch.where(log_z > -torch.inf, log_z, 0).sum()
-                log_z.backward()
-                likelihood += float(log_z.detach())
+                torch.where(log_z > -torch.inf, log_z, 0).sum().backward()
+                likelihood += float(log_z.detach().sum())
             likelihoods.append(likelihood)
             tables = [conditional(table.detach(), table.grad) for table in tables]
         with torch.no_grad():
@@ -130,6 +133,7 @@ class HMM(nn.Module):
         self, sequences: int, length: int, generator: torch.Generator | None = None
     ) -> tuple[Int[Tensor, "sequences length"], Int[Tensor, "sequences length"]]:
         """Sequences drawn at random: states and symbols."""
+        expect_counts(sequences=sequences, length=length)
         chain, emission = self.probabilities()
 
         def drawn(rows: Tensor, factors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
@@ -148,8 +152,27 @@ class HMM(nn.Module):
 
 def words_of(emission: list[Tensor], observations: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length states"]:
     """The columns of the emission matrix that belong to symbols."""
+    expect_symbols(observations, emission[-1].shape[1])
     words = emission[-1].mT[observations]
     return words if len(emission) == 1 else words @ emission[0].mT
+
+
+def expect_symbols(observations: Tensor, symbols: int) -> None:
+    """[batch, length], and whole numbers from 0, even beyond the end of a sequence."""
+    if observations.dim() != 2 or observations.is_floating_point() or not observations.numel():
+        shape, dtype = tuple(observations.shape), str(observations.dtype).removeprefix("torch.")
+        raise InputError(f"observations are {dtype} of the shape {shape}: expected whole numbers, [batch, length].")
+    for found in (int(observations.min()), int(observations.max())):
+        if not 0 <= found < symbols:
+            raise InputError(
+                f"observations hold {found}: expected 0 to {symbols - 1}, even beyond the end of a sequence."
+            )
+
+
+def expect_counts(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (type(number) is not int or number < 1):
+            raise InputError(f"{name} is {number!r}: expected 1, 2, ...")
 
 
 def conditional(table: Tensor, gradient: Tensor | None) -> Tensor:

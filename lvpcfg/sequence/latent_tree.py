@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lvpcfg.chart.lanes import Map
 from lvpcfg.chart.semirings import Log, Max, Semiring, ones, safe_log
 from lvpcfg.decompose.als import als
-from lvpcfg.errors import InputError
-from lvpcfg.sequence.hmm import conditional
+from lvpcfg.errors import InputError, listed
+from lvpcfg.sequence.hmm import conditional, expect_counts
 
 
 class LatentTree(nn.Module):
@@ -31,18 +31,22 @@ class LatentTree(nn.Module):
 
     def __init__(
         self,
-        parents: Sequence[int],
+        parents: Sequence[int] | Int[Tensor, "variables"],
         states: Sequence[int],
         rank: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         """At random. `rank` is that of all tables between two variables, None if they are dense."""
         super().__init__()
-        if not parents or parents[0] != -1 or any(not 0 <= p < c for c, p in enumerate(parents) if c):
-            raise InputError(f"parents are {[*parents]}: expected -1, then a variable that stands before.")
-        if len(states) != len(parents) or min(states) < 1:
-            raise InputError(f"states are {[*states]}: expected 1 or more for each of {len(parents)}.")
-        self.parents, self.states = list(parents), list(states)
+        parents = listed("parents", parents, "the number of the parent of each variable")
+        states = listed("states", states, "the number of values of each variable")
+        expect_counts(rank=rank)
+        before = [type(p) is int and -1 <= p < c and (p < 0) == (c == 0) for c, p in enumerate(parents)]
+        if not parents or not all(before):
+            raise InputError(f"parents are {parents}: expected -1, then a variable that stands before.")
+        if len(states) != len(parents) or any(type(count) is not int or count < 1 for count in states):
+            raise InputError(f"states are {states}: expected 1 or more for each of {len(parents)}.")
+        self.parents, self.states = parents, states
 
         def tables(*sizes: int) -> nn.ParameterList:
             shapes = itertools.pairwise(sizes)
@@ -138,15 +142,16 @@ class LatentTree(nn.Module):
 
     def _seen(self, semiring: Semiring, observations: Tensor) -> list[Tensor]:
         """One at the value of each variable, or at all values of one that is hidden: [size, batch, states]."""
-        if observations.dim() != 2 or observations.shape[1] != len(self.parents):
+        if observations.dim() != 2 or observations.shape[1] != len(self.parents) or not len(observations):
             raise InputError(
                 f"observations of the shape {tuple(observations.shape)}: expected [batch, {len(self.parents)}]."
             )
         seen = []
         for variable, states in enumerate(self.states):
             value = observations[:, variable].unsqueeze(1)
-            if int(value.max()) >= states:
-                raise InputError(f"variable {variable} is {int(value.max())}: expected a number below {states}, or -1.")
+            for found in (int(value.min()), int(value.max())):
+                if not -1 <= found < states:
+                    raise InputError(f"variable {variable} is {found}: expected a number below {states}, or -1.")
             here = (value < 0) | (value == torch.arange(states, device=value.device))
             seen.append(semiring.convert(torch.where(here, 0.0, -torch.inf).double()))
         return seen

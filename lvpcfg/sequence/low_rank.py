@@ -34,8 +34,9 @@ def nmf(
 ) -> tuple[Tensor, Tensor]:
     """The same, for a matrix whose rows are distributions: so are those of both factors."""
     _expect_rank(matrix, rank)
-    if bool((matrix < 0).any()):
-        raise InputError("nmf of a matrix with negative numbers: expected one whose rows are distributions.")
+    if bool((matrix < 0).any()) or bool((matrix.sum(1) == 0).any()):
+        wrong = "negative numbers" if bool((matrix < 0).any()) else "a row of zeros"
+        raise InputError(f"nmf of a matrix with {wrong}: expected one whose rows are distributions.")
     generator = torch.Generator().manual_seed(seed)
     left = torch.rand(len(matrix), rank, generator=generator).to(matrix)
     right = matrix[torch.randperm(len(matrix), generator=generator)[:rank]] + 1 / matrix.shape[1]

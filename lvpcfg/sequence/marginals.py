@@ -70,18 +70,18 @@ def _steps(
         return _steps_in_logarithms(part, states, member)
     forward, places = backward.forward, backward.forward.places
     factors, first = forward.chain.factors, places.first[1]
-    before, after = forward.alpha.index_select(0, places.before), backward.after[first:]
+    alpha, after = forward.alpha.index_select(0, places.before), backward.after[first:]
     rows = []
-    for states_of in _states(member):
-        x = before.index_select(1, states_of) @ factors[0].index_select(0, states_of)
+    for own in _states(member):
+        x = alpha.index_select(1, own) @ factors[0].index_select(0, own)
         for factor in factors[1:]:
             x = x @ factor
         rows.append((x * after) @ member)
     n, batch = states.shape[:2]
     found, labels = torch.stack(rows, 1), member.shape[1]
     steps = found.new_zeros(batch * (n - 1), labels, labels)
-    before = places.words[first:] - places.sentence[first:] - 1  # where the word before stands, the last ones left out
-    return steps.index_copy_(0, before, found).view(batch, n - 1, labels, labels).transpose(0, 1)
+    row = places.words[first:] - places.sentence[first:] - 1  # of the word before; the last of a sentence has none
+    return steps.index_copy_(0, row, found).view(batch, n - 1, labels, labels).transpose(0, 1)
 
 
 def _steps_in_logarithms(part: Problem, states: Tensor, member: Tensor) -> Tensor:

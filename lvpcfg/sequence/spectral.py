@@ -9,7 +9,7 @@ The estimates are right up to a change of basis of the states, so that operators
 negative. Triples are those that sequences begin with, or for a stationary chain those of every place (`sliding`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from lvpcfg.chart.fast.potentials import LOG2, log2_of_largest
 from lvpcfg.chart.semirings import safe_log
 from lvpcfg.errors import InputError
+from lvpcfg.sequence.hmm import expect_symbols
+from lvpcfg.structures import checked_lengths
 
 TRIPLES = 1 << 16  # at once
 SHOWN = 12  # singular values
@@ -37,6 +39,7 @@ class SpectralHMM:
         self, observations: Int[Tensor, "batch length"]
     ) -> tuple[Float64[Tensor, "batch"], Float64[Tensor, "batch"]]:
         """log |p(x_1 .. x_n)|, and the sign of the estimate."""
+        expect_symbols(observations, len(self.operators))
         state, exponent = self.b_1.expand(len(observations), -1), self.b_1.new_zeros(len(observations))
         for symbol in observations.unbind(1):
             state = self._apply(symbol, state)
@@ -48,6 +51,7 @@ class SpectralHMM:
     def filter(self, observations: Int[Tensor, "batch length"]) -> Float64[Tensor, "batch length states"]:
         """b_{t+1} = B_x b_t / b_inf^T B_x b_t, after each symbol. Where the estimate of a symbol's probability is not
         above zero it says nothing about the states, and they begin again with b_1."""
+        expect_symbols(observations, len(self.operators))
         state, states = self.b_1.expand(len(observations), -1), []
         for symbol in observations.unbind(1):
             following = self._apply(symbol, state)
@@ -70,12 +74,13 @@ class SpectralHMM:
 
 def triples_of(
     observations: Int[Tensor, "sequences length"],
-    lengths: Int[Tensor, "sequences"] | None = None,
+    lengths: Sequence[int] | Int[Tensor, "sequences"] | None = None,
     sliding: bool = False,
 ) -> Int[Tensor, "triples 3"]:
     """The first three symbols of each sequence of three or more, or every three in a row."""
     if observations.shape[1] < 3:
         raise InputError(f"sequences of {observations.shape[1]} symbols: expected some of 3 or more.")
+    lengths = checked_lengths(lengths, len(observations), observations.shape[1], observations.device)
     windows = observations.unfold(1, 3, 1)
     ends = torch.arange(3, observations.shape[1] + 1, device=observations.device)
     there = ends.expand(len(observations), -1)
@@ -129,7 +134,7 @@ def _operators(p_1: Tensor, p_21: Tensor, p_3x1: Callable[[Tensor, Tensor], Tens
         shown = ", ".join(f"{value:.2g}" for value in values[:SHOWN].tolist()) + (", ..." if symbols > SHOWN else "")
         raise InputError(
             f"{states} states: P_21, the table of pairs of neighbouring symbols, has rank {rank} (its singular values "
-            f"are {shown}); expected {rank} states or fewer, or more data."
+            f"are {shown}); expected at most {rank}, or more data."
         )
     seen = u.mT @ p_21  # [states, symbols]
     inverse = torch.linalg.inv(p_21) if states == symbols else torch.linalg.pinv(seen)  # [symbols, states]

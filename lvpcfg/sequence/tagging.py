@@ -7,12 +7,9 @@ Every tag has m states; with m = 1 it is the hidden Markov model (the LVG tagger
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.folder import TAGGER, FolderReader, lexical_tensors, lexicon_description, load_folder, save_folder
@@ -34,11 +31,6 @@ class TagChain:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "TagChain":
         chain = self.chain.change(lambda tensor: tensor.to(device, dtype))
         return replace(self, chain=chain, lexical=self.lexical.to(device, dtype))
-
-    @cached_property
-    def tag_of_state(self) -> Int64[Tensor, "states"]:
-        tags = torch.arange(len(self.tags), device=self.chain.initial.device)
-        return tags.repeat_interleave(self.states)
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,10 @@ def _is_pair(token: object) -> bool:
     )
 
 
-def are_tagged(given: Any) -> bool:
-    """Whether the first of what a caller gave is a tagged sentence, not a tree, nor the words of a sentence."""
-    first = given[0] if isinstance(given, list | tuple) and given else None
-    return isinstance(first, list | tuple) and not isinstance(first, Tree) and bool(first) and _is_pair(first[0])
+def are_tagged(given: list[Any]) -> bool:
+    """Whether the first of what a caller gave, but for what is empty, is meant as a tagged sentence: a list of lists or
+    of tuples, which neither a tree is nor a list of words."""
+    first = next((sentence for sentence in given if not isinstance(sentence, list | tuple) or sentence), None)
+    if not isinstance(first, list | tuple) or isinstance(first, Tree):
+        return False
+    return isinstance(first[0], list | tuple) and not isinstance(first[0], Tree)

@@ -75,7 +75,9 @@ class Problem:
         allowed = self.allowed
         if allowed is not None:
             allowed = Allowed(allowed.bottom.index_select(1, sentences), allowed.top.index_select(1, sentences))
-        lengths = None if self.lengths is None else self.lengths.index_select(0, sentences)
+        lengths = self.lengths  # on the CPU, or where the sentences are
+        if lengths is not None:
+            lengths = lengths.index_select(0, sentences.to(lengths.device))
         return replace(self, leaf=self.leaf.index_select(1, sentences), lengths=lengths, allowed=allowed)
 
     def sentences_at_once(self) -> int:
