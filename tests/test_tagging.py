@@ -18,7 +18,8 @@ from lvpcfg import InputError, Parser, Tagger, TaggingModel, corpus
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.estimator import TaggingTask
 from lvpcfg.estimate.gradient import GradientOptions, gradient
-from lvpcfg.jobs import board, check
+from lvpcfg.jobs import arguments as command_line
+from lvpcfg.jobs import board
 from lvpcfg.jobs.config import typed
 from lvpcfg.jobs.options import tagger_options
 from lvpcfg.options import TAG_DECODERS
@@ -630,7 +631,7 @@ def test_other_formats(tmp_path, folder):
 
 def test_trees_and_tags_do_not_mix():
     arguments = ["job=train", "data.train=x.mrg", "data.dev=dev.CONLLU"]
-    assert "'dev.CONLLU' holds tagged sentences, and 'x.mrg' does not" in check.problem_with(arguments)
+    assert "'dev.CONLLU' holds tagged sentences, and 'x.mrg' does not" in command_line.problem_with(arguments)
 
 
 @pytest.mark.parametrize("job", ["train", "evaluate", "tag"])
