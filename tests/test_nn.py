@@ -336,7 +336,7 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("parametrisation", PARAMETRISATIONS)
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [name for name in PLAIN if name not in MIXTURES])
 def test_a_step_has_no_loop_over_rules(name, parametrisation):
     """As many operations, whatever the number of rules; and no number of a parameter is read."""
     counts = []
@@ -344,6 +344,7 @@ def test_a_step_has_no_loop_over_rules(name, parametrisation):
         layer = GrammarLayer(with_rules(name, rules), parametrisation)
         observed, scores = layer.observe(TREES[:1]), torch.rand(1, 3, 4).double()
         layer.log_weight(observed)
+        assert layer._structure.form is not None  # found out once, as the forest is
         with Counted() as counted:
             grammar = layer.grammar()
             form = layer._trees(grammar, layer._words(grammar, None, scores, None)).form

@@ -42,7 +42,9 @@ def test_all_standard_streams_may_be_closed(tmp_path, model):
 
 def test_trees_need_a_standard_output(tmp_path, model):
     done = shell('echo dog | "$@" >&-', "job=parse", f"model={model}", "hydra.run.dir=out", cwd=tmp_path)
-    assert done.stderr == ("lvpcfg: standard output is closed: expected a place for the trees there, or output=FILE.\n")
+    assert done.stderr == (
+        "lvpcfg: standard output is closed: expected a place for the results there, or output=FILE.\n"
+    )
 
 
 def test_progress_needs_no_standard_error(tmp_path, model):

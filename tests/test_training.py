@@ -427,7 +427,7 @@ def test_train_from_python():
         ({"estimator": "em", "states": "2"}, "estimator.states is '2': expected a whole number"),
         ({"estimator": "em", "states": 2.5}, "estimator.states is 2.5: expected a whole number"),
         ({"estimator": "em", "states": 0}, "estimator.states is 0: expected 1 or more"),
-        ({"estimator": "em", "noise": None}, "estimator.noise is None: expected a number"),
+        ({"estimator": "em", "noise": "no"}, "estimator.noise is 'no': expected a number"),
         ({"estimator": "split_merge", "merged": 1.5}, "estimator.merged is 1.5: expected a fraction, 0 to 1"),
         ({"estimator": "split_merge", "merged": math.nan}, "estimator.merged is nan: expected 0 or more"),
     ],
