@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from tqdm import tqdm
 
 from lvpcfg.chart.fast.build import form
 from lvpcfg.chart.fast.forms import TensorForm
@@ -88,12 +89,13 @@ def check_invariance(
     trials: int = 3,
     seed: int = 0,
     logarithms: bool = False,
+    progress: bool = False,
 ) -> Invariance:
     """Whether a model's charts, or a function of one's own, are right.
 
     A model needs sentences; `lvpcfg.distributions.ModelTrees` has its own. A function takes root, rules and words and
     gives log Z and the posteriors of spans (see `Function`): it is tried on a small random grammar. With `logarithms`
-    it takes logarithms, and G is positive and diagonal.
+    it takes logarithms, and G is positive and diagonal. `progress` shows a bar.
     """
     if type(trials) is not int or trials < 1:
         raise InputError(f"trials is {show(trials)}: expected 1, 2, ...")
@@ -101,7 +103,9 @@ def check_invariance(
     generator = torch.Generator().manual_seed(seed)
     bases = [[_basis(m, generator, logarithms) for m in subject.states] for _ in range(trials)]
     found = _Findings()
-    for sentence in range(subject.sentences):
+    for sentence in tqdm(
+        range(subject.sentences), desc="checking", unit=" sentences", disable=None if progress else True, leave=False
+    ):
         truth = subject.scores(sentence, None)
         for basis in bases:
             found.compare(sentence, truth, subject.scores(sentence, basis))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lvpcfg.jobs.run import Run
 
 SENTENCES = 5  # drawn from the model where none are given
-LONGEST = 8  # words of those
+LONGEST = 6  # words of those
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ def run(options: CheckOptions, run: "Run") -> None:
         sentences = [tree.leaves() for tree in generate(model, SENTENCES, options.seed, LONGEST)]
     if not sentences:
         raise InputError("there are no sentences to check: expected a file with one a line.")
-    found = check_invariance(model, sentences, options.trials, options.seed)
+    found = check_invariance(model, sentences, options.trials, options.seed, progress=True)
     run.result |= {"passed": int(found.passed), "compared": found.compared, "largest_difference": found.largest}
     run.say(found.line())
     for difference in found.differences[1:]:
