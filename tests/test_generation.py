@@ -65,6 +65,12 @@ def test_each_tree_is_as_frequent_as_it_is_probable(name, closed):
         assert abs(count - N * p) < 4 * math.sqrt(N * p * (1 - p)), text
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_are_no_distribution_to_draw_from(name):
+    with pytest.raises(InputError, match="generate needs a model where it is 1"):
+        generate(normalised(make(name), False), N)
+
+
 def test_rules_and_words_are_as_frequent_as_they_are_expected(latent):
     grammar = latent.grammar
     trees = generate(latent, N, seed=1, longest=1000)
