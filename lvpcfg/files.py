@@ -13,7 +13,14 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 
-TYPES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}  # as safetensors calls them
+TYPES = {  # as safetensors calls them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+}
 PathLike = str | os.PathLike[str]
 
 

@@ -409,7 +409,7 @@ def test_taggers_and_parsers_are_not_taken_for_each_other(tmp_path, folder):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"version": 2}, "format 2 of a newer lvpcfg"),
+        ({"version": 3}, "format 3 of a newer lvpcfg"),
         ({"states": 3}, "the tensor 'initial' has"),
         ({"states": 0}, "expected one or more of both"),
         ({"tags": ["A", "A"]}, "'tags' should be a list of different strings"),

@@ -128,6 +128,33 @@ def test_counting_needs_no_checkpoint(tmp_path, files):
         assert not list(tmp_path.glob("checkpoint*"))
 
 
+def test_trees_of_several_files_are_one_treebank(tmp_path, files):
+    both = [files["train"], files["dev"]]
+    of_both, _ = run("train", tmp_path / "both", train=both, dev=both)
+    write_trees([*corpus("train")[:30], *corpus("dev")[:5]], tmp_path / "one.mrg")
+    one = str(tmp_path / "one.mrg")
+    of_one, _ = run("train", tmp_path / "one", train=one, dev=[one])
+    assert of_both["sentences"] == 35
+    assert without_times(of_both) == without_times(of_one)
+    assert model_files(tmp_path / "both/model")[1] == model_files(tmp_path / "one/model")[1]
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        ([], "data.train is []: expected a file, or a list of files"),
+        (["a.mrg", 3], "expected a file, or a list of files"),
+        (["a.mrg", "b.conllu"], "b.conllu' holds tagged sentences, and 'a.mrg' holds trees: expected the same"),
+        (["a.conllu", "b.mrg"], "b.mrg' holds trees, and 'a.conllu' holds tagged sentences: expected the same"),
+        (["a.mrg", "b.txt"], "b.txt' is text, and this estimator learns from trees"),
+    ],
+)
+def test_files_that_do_not_go_together(tmp_path, train, says):
+    with pytest.raises(InputError) as raised:
+        run("train", tmp_path, train=train)
+    assert says in str(raised.value)
+
+
 def test_a_dev_file_without_trees(tmp_path, files):
     (tmp_path / "empty.mrg").write_text("")
     with pytest.raises(InputError, match=r"there is no tree in .*empty\.mrg"):

@@ -5,6 +5,7 @@ cover      one CP form of all rules: exact
 svd        the same by an SVD of each parent's slice, up to an error
 apr        the same by CP-APR of the expected counts: normalised, and tight to a tolerance (Cohen, Satta & Collins 2013)
 gradient   the same by gradient descent
+trim       rule tensors without their smallest numbers, for a smaller folder
 """
 
 from collections.abc import Callable
@@ -29,9 +30,11 @@ from lvpcfg.decompose.options import (
     GradientOptions,
     Options,
     SVDOptions,
+    TrimOptions,
     check,
 )
 from lvpcfg.decompose.svd import slice_svd
+from lvpcfg.decompose.trim import trimmed
 from lvpcfg.errors import InputError, expect, show
 from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.factors import Factors
@@ -62,7 +65,7 @@ class Compression:
 
 
 def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
-    """The model with its binary rules in CP form; `options` are those of the method: `rank=8` and so on."""
+    """The model with its binary rules in CP form, or trimmed; `options` are those of the method: `rank=8` and so on."""
     if not isinstance(model, Model):
         raise InputError(f"what is to be compressed is {show(model)}: expected a model. Model.load reads a folder.")
     expect("method", method, tuple(METHODS))
@@ -89,6 +92,12 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         small, gamma, negative = found.within(options.threshold), found.gamma, found.negative
         approximated.index_fill_(0, found.used(options.threshold), True)
         error = float(torch.where(gamma <= options.threshold, gamma, 0).norm()) if options.threshold else 0.0
+    elif isinstance(options, TrimOptions):
+        small = trimmed(grammar, options.threshold)
+        gamma = torch.full((len(grammar.binary_rules),), torch.nan, dtype=torch.float64)
+        negative = torch.zeros_like(gamma)
+        error = float((small.binary.written_out().values - grammar.binary.written_out().values).norm())
+        small = small.to(dtype=getattr(torch, options.dtype))
     else:
         factors = _fit_all_rules(grammar, options, seed, progress).map(lambda x: x.to(grammar.binary.dtype))
         small = replace(grammar, binary=WholeCP.from_factors(factors, grammar.binary))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 
 from lvpcfg.errors import InputError, expect, show
+from lvpcfg.options import DTYPE_NAMES
 
 ALS_STARTS = ("hosvd", "random")
 APR_STARTS = ("cover", "random")
@@ -64,17 +65,26 @@ class GradientOptions(Options):
     iterations: int = 200
 
 
+@dataclass
+class TrimOptions(Options):
+    name: str = "trim"
+    threshold: float = 1e-8
+    dtype: str = "float32"
+
+
 METHODS: dict[str, type[Options]] = {
     "als": ALSOptions,
     "cover": Options,
     "svd": SVDOptions,
     "apr": APROptions,
     "gradient": GradientOptions,
+    "trim": TrimOptions,
 }
 CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "als": {"start": ALS_STARTS},
     "apr": {"start": APR_STARTS, "child_types": CHILD_TYPES},
     "gradient": {"loss": LOSSES, "optimiser": OPTIMISERS, "values": VALUES},
+    "trim": {"dtype": DTYPE_NAMES},
 }
 
 
@@ -96,5 +106,9 @@ def check(options: Options) -> None:
                 raise InputError(f"decompose.{name} is {show(value)}: expected {MOST} at the most.")
     if isinstance(options, SVDOptions) and options.error >= 1:
         raise InputError(f"decompose.error is {options.error}: expected a share of the squared norm, less than 1.")
+    if isinstance(options, TrimOptions) and options.threshold > 1:
+        raise InputError(
+            f"decompose.threshold is {options.threshold}: expected a share of the largest number, up to 1."
+        )
     if isinstance(options, GradientOptions) and options.loss == "kl" and options.values == "signed":
         raise InputError("decompose.loss is kl: expected decompose.values=nonnegative or normalised with it.")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, place, read_bytes, tensor_file, write_bytes, writing
+from lvpcfg.grammar.packing import SPARSE, pack, unpack
 from lvpcfg.grammar.reader import JSON, MOST_STATES, TENSORS, Reader
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.spelling import CharacterNetwork, CharacterSizes
@@ -116,8 +117,9 @@ def save_folder(
     tensors = {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
     description = {"format": reader.FORMAT, "version": reader.VERSION, "tensors_sha256": ""} | description
     complaint = f"the model for {show(str(folder), 200)} cannot be saved"
-    reader(complaint, _through_json(description), tensors).held()
-    data = tensor_file(tensors, {})
+    reader(complaint, _through_json(description), {**tensors}).held()
+    packed, description[SPARSE] = pack(tensors)
+    data = tensor_file(packed, {})
     description["tensors_sha256"] = _digest(data)
     description[DIGEST] = digest_of(description)
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
@@ -146,6 +148,7 @@ def load_folder(
         data = _matching_tensors(folder, reader.get("tensors_sha256", str))
         if data is not None:
             reader.tensors = _parse_tensors(data, reader)
+            unpack(reader)
             return reader.held()
     reader.refuse(f"{TENSORS} is missing, truncated, or not the one {JSON} was written with")
 

@@ -110,7 +110,7 @@ def _description(model: Model) -> dict[str, Any]:
 class _ModelReader(FolderReader[Model]):
     """Builds a model of a description and tensors."""
 
-    FORMAT, OLDEST, VERSION = GRAMMAR, 2, 7
+    FORMAT, OLDEST, VERSION = GRAMMAR, 2, 8
     EXPECTED = "a grammar, as job=train makes one of trees"
 
     def needs_digest(self) -> bool:

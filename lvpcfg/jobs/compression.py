@@ -14,6 +14,7 @@ from tqdm import tqdm
 from lvpcfg.decompose import bounds
 from lvpcfg.decompose.compress import CHILD_TYPE_NAMES, Compression, Progress, decompose
 from lvpcfg.decompose.dense import Difference, divergence, rule_tensor
+from lvpcfg.decompose.options import TrimOptions
 from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.pictures import draw_errors
@@ -43,7 +44,9 @@ def run(config: CompressOptions, run: Run) -> None:
     found.model.save(target)
 
     run.say(", ".join(f"{name} {value}" for name, value in found.model.provenance["compressed"].items()) + ":")
-    if found.factors is None or found.difference is None:
+    if isinstance(config.decompose, TrimOptions):
+        _say_trimmed(found, run)
+    elif found.factors is None or found.difference is None:
         _show_rules(found, run)
         _say_bounds_of_rules(found, on_device.grammar, run)
     else:
@@ -70,6 +73,14 @@ def fitting(title: str) -> Iterator[Progress]:
 def _name(title: str) -> str:
     """A title as a name of figures: `two_phrases`."""
     return title.replace(" ", "_")
+
+
+def _say_trimmed(found: Compression, run: Run) -> None:
+    before, after = (
+        int(grammar.binary.written_out().values.count_nonzero()) for grammar in (found.source, found.model.grammar)
+    )
+    _keep(run, {"nonzero_before": before, "nonzero_after": after})
+    run.say(f"Binary rules: {before:,} numbers other than zero before, {after:,} after.")
 
 
 def _show_rules(found: Compression, run: Run) -> None:

@@ -17,7 +17,7 @@ from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.tightness import tightness
 from lvpcfg.jobs.options import tagger_options
 from lvpcfg.jobs.run import Run
-from lvpcfg.jobs.train import TrainOptions, is_conllu, is_text
+from lvpcfg.jobs.train import TrainOptions, is_text
 from lvpcfg.parser import Parser
 from lvpcfg.sequence.tagging import TaggingModel
 from lvpcfg.tagger import Tagger
@@ -82,16 +82,14 @@ class Material(Protocol):
 
 def read_material(config: TrainOptions, run: Run) -> Material:
     data = config.data
-    if data.train is not None and is_conllu(data.train):
-        return TaggedMaterial(_tagged(data.train, config, run), _tagged(data.dev, config, run), config, run)
-    gold: list[Tree] = []
+    if data.of_tags:
+        train, gold = (_tagged(files, config, run) for files in (data.train_files, data.dev_files))
+        return TaggedMaterial(train, gold, config, run)
+    gold = _trees(data.dev_files, config, run)
     if data.train is None:
         run.say("data.train is not given: training on the embedded corpus.")
-        trees, gold = corpus("train"), corpus("dev")
-    else:
-        trees = _trees(data.train, config, run)
-    if data.dev is not None:
-        gold = _trees(data.dev, config, run)
+        return TreeMaterial(corpus("train"), gold or corpus("dev"), config)
+    trees = _trees(data.train_files, config, run)
     return TreeMaterial(trees, gold, config)
 
 
@@ -241,16 +239,21 @@ def about_grammar(model: Model) -> tuple[str, dict[str, int]]:
     }
 
 
-def _trees(path: str, config: TrainOptions, run: Run) -> list[Tree]:
+def _trees(paths: list[str], config: TrainOptions, run: Run) -> list[Tree]:
+    return [tree for path in paths for tree in _trees_of(path, config, run)]
+
+
+def _trees_of(path: str, config: TrainOptions, run: Run) -> list[Tree]:
     if is_text(path):
         return [flat(found) for line in read_text(path).split("\n") if (found := words_of(line))]
     return _read(lambda on_error: read_trees(path, on_error=on_error), config, run)
 
 
-def _tagged(path: str | None, config: TrainOptions, run: Run) -> list[TaggedSentence]:
-    if path is None:
-        return []
-    return _read(lambda on_error: read_conllu(path, config.data.tags, on_error), config, run)
+def _tagged(paths: list[str], config: TrainOptions, run: Run) -> list[TaggedSentence]:
+    def read(path: str) -> list[TaggedSentence]:
+        return _read(lambda on_error: read_conllu(path, config.data.tags, on_error), config, run)
+
+    return [sentence for path in paths for sentence in read(path)]
 
 
 def _read(read: Callable[[Any], list[Any]], config: TrainOptions, run: Run) -> list[Any]:

@@ -89,9 +89,14 @@ def expect_positive(options: object, *names: str, prefix: str = "", most: int | 
 
 def folders(model: object) -> list[str]:
     """The model folders that the option `model` names: none, one, or a list of them."""
-    named: list[Any] = model if isinstance(model, list) else [] if model is None else [model]
-    if not all(isinstance(name, str) and name for name in named) or model == []:
-        raise InputError(f"model is {show(model)}: expected a folder, or a list of folders, [A,B,C].")
+    return several("model", model, "a folder", "a list of folders")
+
+
+def several(option: str, given: object, one: str, more: str) -> list[str]:
+    """What an option names: nothing, one, or a list."""
+    named: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(isinstance(name, str) and name for name in named) or given == []:
+        raise InputError(f"{option} is {show(given)}: expected {one}, or {more}, [A,B,C].")
     return named
 
 

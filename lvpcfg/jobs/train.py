@@ -5,40 +5,58 @@ With several restarts each has its own, `model_0/`, `checkpoint_0.safetensors`, 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lvpcfg.errors import InputError, expect, show
-from lvpcfg.jobs.options import TreebankOptions, expect_positive
+from lvpcfg.jobs.options import TreebankOptions, expect_positive, several
 from lvpcfg.options import TAG_COLUMNS, TAG_DECODERS
 from lvpcfg.registry import JOBS
 
 if TYPE_CHECKING:
     from lvpcfg.jobs.run import Run
 
+EMBEDDED = "the embedded corpus"
+
 
 @dataclass(kw_only=True)
 class DataOptions:
-    train: str | None
-    dev: str | None
+    train: Any  # a file, or a list of files
+    dev: Any
     tags: str
     on_error: str
 
     def __post_init__(self) -> None:
         expect("data.on_error", self.on_error, ("raise", "skip"))
         expect("data.tags", self.tags, TAG_COLUMNS)
-        for path in (self.train, self.dev):
-            if path is not None and is_conllu(path) != self.of_tags:
-                other = self.dev if path == self.train else self.train
+        first, *others = self.files or [""]
+        if self.dev_files and not self.train_files:
+            first, others = EMBEDDED, self.dev_files
+        for path in others:
+            if is_conllu(path) != is_conllu(first):
+                kinds = ["tagged sentences" if is_conllu(each) else "trees" for each in (path, first)]
                 raise InputError(
-                    f"{show(path, 200)} holds {'tagged sentences' if is_conllu(path) else 'trees'}, and "
-                    f"{'the embedded corpus' if other is None else show(other, 200)} does not: expected the same of "
-                    "data.train and data.dev."
+                    f"{show(path, 200)} holds {kinds[0]}, and {first if first == EMBEDDED else show(first, 200)} holds "
+                    f"{kinds[1]}: expected the same of all files of data.train and data.dev."
                 )
+
+    @cached_property
+    def train_files(self) -> list[str]:
+        """None: the embedded corpus."""
+        return several("data.train", self.train, "a file", "a list of files")
+
+    @cached_property
+    def dev_files(self) -> list[str]:
+        return several("data.dev", self.dev, "a file", "a list of files")
+
+    @property
+    def files(self) -> list[str]:
+        return [*self.train_files, *self.dev_files]
 
     @property
     def of_tags(self) -> bool:
         """Whether they are tagged sentences."""
-        return self.train is not None and is_conllu(self.train)
+        return any(map(is_conllu, self.train_files))
 
 
 @dataclass(kw_only=True)
@@ -54,8 +72,8 @@ class TrainOptions(TreebankOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_positive(self, "restarts", "evaluate_every", "checkpoint_every")
-        for path in (self.data.train, self.data.dev):
-            if path is not None and is_text(path) and self.estimator.needs_trees:
+        for path in self.data.files:
+            if is_text(path) and self.estimator.needs_trees:
                 raise InputError(
                     f"{show(path, 200)} is text, and this estimator learns from trees: expected a treebank, or "
                     "estimator.objective=sentence, which only the estimators em and gradient have."

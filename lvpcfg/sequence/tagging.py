@@ -68,7 +68,7 @@ class TaggingModel:
 class _TaggingReader(FolderReader[TaggingModel]):
     """Builds a tagger of a description and tensors."""
 
-    FORMAT, OLDEST, VERSION = TAGGER, 1, 1
+    FORMAT, OLDEST, VERSION = TAGGER, 1, 2
     EXPECTED = "a tagger, as job=train makes one of tagged sentences"
     TYPED_BY = "initial"
 
