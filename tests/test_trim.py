@@ -7,6 +7,8 @@ from running import run
 import lvpcfg
 from lvpcfg.decompose.options import TrimOptions
 from lvpcfg.errors import InputError
+from lvpcfg.grammar.rule_tensors import DENSE
+from lvpcfg.grammar.rules import BinaryRules
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,23 @@ def test_it_goes_on_to_other_methods_and_comes_back_from_a_folder(model, tmp_pat
     again = lvpcfg.Model.load(tmp_path)
     assert torch.equal(again.grammar.binary.values, small.grammar.binary.values)
     assert lvpcfg.compress(again, "als", rank=1, threshold=1.0).grammar.binary.compressed
+
+
+@pytest.mark.parametrize("threshold", [0, 0.9])
+def test_sparse_tensors_are_computed_with_as_dense_ones(model, threshold):
+    binary = lvpcfg.compress(model, "trim", threshold=threshold, dtype="float64").grammar.binary
+    assert (DENSE * int(binary.values.count_nonzero()) > len(binary.values)) == (threshold == 0)
+    worth = torch.rand(len(model.grammar.root), dtype=torch.float64)
+    for given in (None, worth):
+        assert torch.allclose(binary.rewrites(given), BinaryRules.rewrites(binary, given))
+    two = tuple(min(2, count) for count in binary.state_counts)  # of each symbol
+    into = torch.cat([torch.arange(count) % 2 for count in binary.state_counts])
+    parent, child = torch.zeros(2, len(two), max(binary.state_counts), 2, dtype=torch.float64)
+    symbol = model.grammar.symbol_of_state
+    within = torch.arange(len(symbol)) - model.grammar.first_state[symbol]
+    parent[symbol, within, into], child[symbol, within, into] = worth, 1
+    found = binary.projected(two, into, worth)
+    assert torch.allclose(found.values, binary.transformed(two, parent, child).values)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def projected(grammar: Grammar, expected: Float[Tensor, "states"], ancestor: Int
     fold[torch.arange(len(symbol), device=device), coarse] = share
     coarse_grammar = replace(
         grammar,
-        binary=grammar.binary.transformed(tuple(states.tolist()), *member),
+        binary=grammar.binary.listed().projected(tuple(states.tolist()), ancestor, share),
         unary=transformed(grammar.states, states, grammar.unary_rules, grammar.unary, member.unbind()),
         root=grammar.root.new_zeros(int(first[-1])).index_add(0, coarse, grammar.root),
         lexical=grammar.lexical.fold(share[tags:], coarse[tags:] - coarse_tags, int(first[-1]) - coarse_tags),
