@@ -28,6 +28,7 @@ from lvpcfg.device import usable_device
 from lvpcfg.errors import InputError, expect, is_out_of_memory, listed, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar.coarse import CoarseGrammar, projected_coarse
+from lvpcfg.grammar.location import parts
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.word_scores import Sentence, WordScores, tag_numbers
 from lvpcfg.options import DECODERS, DTYPE_NAMES, EXACT, FREE, PRODUCT, VITERBI, expect_prune
@@ -134,10 +135,13 @@ class Parser(ParserI):  # type: ignore[misc]
         max_length: int = MAX_LENGTH,
         calibration: PathLike | None = None,
     ) -> "Parser":
-        """A parser for the model in a folder, or for the product of those in several; the calibration is a file."""
+        """A parser for the model in a folder, or for the product of those in several; the calibration is a file.
+
+        Models that come with lvpcfg are known by their names: "english".
+        """
         paths = [path] if isinstance(path, str | os.PathLike) else listed("model", path, "a folder, or a list of them")
         scaling = None if calibration is None else Calibration.load(calibration)
-        models = [Model.load(path) for path in paths]
+        models = [Model.load(part) for path in paths for part in parts(path)]
         return Parser(models, decoder, device, dtype, prune, batch_tokens, max_length, scaling)
 
     def parse(self, sent: Sequence[str]) -> Tree:

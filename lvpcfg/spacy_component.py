@@ -7,10 +7,9 @@ A constituent is what stands over some tokens: all phrases of a unary chain toge
 White space is no word. Attributes have the names that benepar gave them, so that one can stand in for the other.
 """
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice, takewhile
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from spacy.tokens import Doc, Span, Token
 from lvpcfg.batch.records import SPACE
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, read_bytes, write_bytes
+from lvpcfg.grammar.location import located
 from lvpcfg.grammar.reader import JSON, TENSORS
 from lvpcfg.parser import MAX_LENGTH, THRESHOLD, TOKENS, Parser
 from lvpcfg.trees.brackets import ESCAPED, format_tree
@@ -51,7 +51,7 @@ class ConstituencyParser:
         self.model, self.options = model, options
         self._parser: Parser | None = None
         # A pipeline that was saved has its model with it, and the folder in its configuration may be gone.
-        if all(os.path.exists(folder) for folder in ([model] if isinstance(model, str) else model)):
+        if all(located(folder).exists() for folder in ([model] if isinstance(model, str) else model)):
             self._load(model)
 
     @property
@@ -84,7 +84,7 @@ class ConstituencyParser:
             model.save(Path(path) / str(number))
 
     def from_disk(self, path: PathLike, *, exclude: Iterable[str] = ()) -> "ConstituencyParser":
-        self._load([*takewhile(Path.exists, (Path(path) / str(number) for number in count()))])
+        self._load(path)
         return self
 
     def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:

@@ -201,3 +201,35 @@ def test_unknown_words_of_the_corpus_get_sensible_tags():
     best = tags.lookup(torch.tensor(lexicon.encode(["We", "zorbified", "zorbingly", "Zorbson"]))).argmax(1)
     names = [bank.symbols.preterminals[tag].split("+")[-1] for tag in best[1:]]
     assert names == ["VBD", "RB", "NNP"]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "like"),
+    [
+        ("THE KING LIVES IN PARIS NOW", "The king lives in Paris now"),
+        ("the king lives in paris now", "the king lives in Paris now"),
+        ("the king of the usa", "the king of the USA"),
+        ("the King lives in paris", None),
+        ("King JOHN", None),
+        ("KING .", None),
+    ],
+)
+def test_sentences_in_one_case_find_words_in_another(sentence, like):
+    lexicon = Lexicon(("The", "the", "king", "lives", "in", "of", "Paris", "now", "USA"), ("<unknown>",), "english")
+    words = sentence.split()
+    alone = [
+        entry
+        for place, word in enumerate(words)
+        for entry in [lexicon._words.get(word, lexicon.unknown(word, place == 0))]
+    ]
+    expected = alone if like is None else [lexicon._words[word] for word in like.split()]
+    if like == "The king lives in Paris now":
+        expected[0] = lexicon._words["the"]
+    assert lexicon.encode(words) == expected
+
+
+def test_unknown_words_of_a_sentence_in_capitals_look_as_they_do_in_lower_case():
+    classes = ("<unknown>-CAPS", "<unknown>-lower-ed")
+    lexicon = Lexicon(("dog",), classes, "english")
+    assert lexicon.encode(["THE", "DOG", "BARKED"])[1:] == [0, lexicon.unknown("barked", False)]
+    assert lexicon.encode(["He", "BARKED"])[1] == lexicon.unknown("BARKED", False)

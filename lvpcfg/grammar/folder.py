@@ -15,18 +15,22 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
+import zstandard
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
 from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike, place, read_bytes, tensor_file, write_bytes, writing
+from lvpcfg.grammar.location import located, parts, provided
 from lvpcfg.grammar.packing import SPARSE, pack, unpack
 from lvpcfg.grammar.reader import JSON, MOST_STATES, TENSORS, Reader
 from lvpcfg.trees.lexicon import LexicalTable, Lexicon
 from lvpcfg.trees.spelling import CharacterNetwork, CharacterSizes
 
 WAITING = "model.safetensors.new"
+ZSTD, FRAME = ".zst", b"\x28\xb5\x2f\xfd"  # behind the name of compressed tensors, and how they begin
+MOST_LARGER = 200  # times the size of a compressed file
 DIGEST = "sha256"  # of all else in model.json
 LEXICAL = ("row", "state", "value", "weight", "source", "backoff")
 GRAMMAR, TAGGER = "lvpcfg", "lvpcfg tagger"  # what model.json says first, its "format"
@@ -107,11 +111,15 @@ class FolderReader(Reader, Generic[Held]):
 
 
 def save_folder(
-    path: PathLike, description: dict[str, Any], tensors: dict[str, Tensor], reader: type[FolderReader[Any]]
+    path: PathLike,
+    description: dict[str, Any],
+    tensors: dict[str, Tensor],
+    reader: type[FolderReader[Any]],
+    compressed: bool = False,
 ) -> None:
     """Writes the folder `path`; a crash leaves the old model or the new one.
 
-    What could not be loaded again is refused before anything is written.
+    What could not be loaded again is refused before anything is written. `compressed` tensors are in a file of zstd.
     """
     folder = place(path)
     tensors = {name: tensor.detach().flatten().cpu() for name, tensor in tensors.items()}
@@ -120,7 +128,9 @@ def save_folder(
     reader(complaint, _through_json(description), {**tensors}).held()
     packed, description[SPARSE] = pack(tensors)
     data = tensor_file(packed, {})
-    description["tensors_sha256"] = _digest(data)
+    if compressed:
+        data = [zstandard.compress(b"".join(data), level=19)]
+    description |= {"compressed": compressed, "tensors_sha256": _digest(data)}
     description[DIGEST] = digest_of(description)
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items()]
     with writing(folder):
@@ -130,33 +140,46 @@ def save_folder(
         # The new numbers wait beside the old ones until model.json, in one step, names them.
         write_bytes(folder / WAITING, *data)
         write_bytes(folder / JSON, text)
-        os.replace(folder / WAITING, folder / TENSORS)
+        _take_place(folder, compressed)
 
 
 def load_folder(
     path: PathLike, reader_of: "Callable[[str, dict[str, Any], dict[str, Tensor]], FolderReader[Held]]"
 ) -> Held:
     """Reads a folder that `save_folder` wrote, in the precision it was saved in, on the CPU."""
-    folder = place(path)
+    folder = located(path)
     if not os.path.isfile(folder / JSON):
-        raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it.")
+        _refuse_place(folder)
     reader = reader_of(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
     for _ in range(3):  # another process may be saving
         reader.description = _read_description(folder, reader)
         reader.check_version()
         reader.check_digest()
-        data = _matching_tensors(folder, reader.get("tensors_sha256", str))
+        data = _matching_tensors(folder, reader)
         if data is not None:
-            reader.tensors = _parse_tensors(data, reader)
+            reader.tensors = _parse_tensors(_decompressed(data, reader), reader)
             unpack(reader)
             return reader.held()
-    reader.refuse(f"{TENSORS} is missing, truncated, or not the one {JSON} was written with")
+    name = _tensors_name(reader.description)
+    reader.refuse(f"{name} is missing, truncated, or not the one {JSON} was written with")
+
+
+def _refuse_place(folder: Path) -> NoReturn:
+    grammars = parts(folder)
+    if grammars != [folder]:
+        raise InputError(
+            f"{show(str(folder), 200)} is a product of {len(grammars)} grammars: expected one of them, such as "
+            f"{show(str(grammars[0]), 200)}. job=parse and lvpcfg.Parser take all."
+        )
+    names = ", ".join(provided())
+    own = f", and the models that come with lvpcfg are {names}" if names else ""
+    raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it{own}.")
 
 
 def format_of(path: PathLike) -> str | None:
     """What a folder says that it holds, one of KINDS; None, if it holds no model."""
     with suppress(OSError, ValueError, RecursionError, AttributeError):
-        named = json.loads((place(path) / JSON).read_bytes()).get("format")
+        named = json.loads((located(path) / JSON).read_bytes()).get("format")
         return named if isinstance(named, str) and named in KINDS else None
     return None
 
@@ -209,7 +232,18 @@ def _finish_save(folder: Path) -> None:
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(description, dict) and description.get("tensors_sha256") == _digest([waiting]):
-        os.replace(folder / WAITING, folder / TENSORS)
+        _take_place(folder, description.get("compressed") is True)
+
+
+def _take_place(folder: Path, compressed: bool) -> None:
+    """The numbers that wait become those of the model; there are no others."""
+    names = (TENSORS + ZSTD, TENSORS) if compressed else (TENSORS, TENSORS + ZSTD)
+    os.replace(folder / WAITING, folder / names[0])
+    (folder / names[1]).unlink(missing_ok=True)
+
+
+def _tensors_name(description: dict[str, Any]) -> str:
+    return TENSORS + ZSTD if description.get("compressed") is True else TENSORS
 
 
 def _read_description(folder: Path, reader: FolderReader[Any]) -> dict[str, Any]:
@@ -229,14 +263,28 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)  # NaN and Infinity are no JSON
 
 
-def _matching_tensors(folder: Path, digest: str) -> bytes | None:
-    for name in (TENSORS, WAITING):
+def _matching_tensors(folder: Path, reader: FolderReader[Any]) -> bytes | None:
+    digest = reader.get("tensors_sha256", str)
+    for name in (_tensors_name(reader.description), WAITING):
         if os.path.isfile(folder / name):
             with suppress(InputError):  # it may have been renamed since
                 data = read_bytes(folder / name)
                 if _digest([data]) == digest:
                     return data
     return None
+
+
+def _decompressed(data: bytes, reader: FolderReader[Any]) -> bytes:
+    """As it is, if it is not compressed."""
+    if not data.startswith(FRAME):
+        return data
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= MOST_LARGER * len(data):
+            reader.refuse(f"{TENSORS}{ZSTD} would be {size:,} bytes, more than {MOST_LARGER} times its size")
+        return zstandard.decompress(data)
+    except zstandard.ZstdError as error:
+        reader.refuse(f"{TENSORS}{ZSTD} is damaged ({error})")
 
 
 def _parse_tensors(data: bytes, reader: Reader) -> dict[str, Tensor]:

@@ -50,12 +50,13 @@ class Model:
     provenance: dict[str, Any] = field(default_factory=dict)  # how it was made, as plain JSON
     coarse: CoarseGrammar | None = None  # charts are pruned by it; without one, they are filled
 
-    def save(self, path: PathLike) -> None:
+    def save(self, path: PathLike, compressed: bool = False) -> None:
         """Writes the model into the folder `path`; a crash leaves the old model or the new one.
 
-        What could not be loaded again is refused before anything is written.
+        What could not be loaded again is refused before anything is written. `compressed` makes the folder smaller:
+        its numbers are then in a file of zstd.
         """
-        save_folder(path, _description(self), _tensors(self), _ModelReader)
+        save_folder(path, _description(self), _tensors(self), _ModelReader, compressed)
 
     @staticmethod
     def load(path: PathLike) -> "Model":

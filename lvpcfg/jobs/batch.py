@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, repeat
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TextIO, TypeVar
 
@@ -29,7 +28,8 @@ from lvpcfg.batch.pieces import Parsed, Piece, Summary, Work
 from lvpcfg.batch.records import Corpus, Reader
 from lvpcfg.errors import InputError, printable
 from lvpcfg.files import read_bytes, writing
-from lvpcfg.grammar.reader import JSON, TENSORS
+from lvpcfg.grammar.location import parts
+from lvpcfg.grammar.reader import JSON
 from lvpcfg.jobs.corpora import CorpusOptions, Wording
 from lvpcfg.jobs.options import folders
 from lvpcfg.jobs.parsing import say_what_happened
@@ -263,10 +263,11 @@ def _corpus(options: CorpusOptions, paths: tuple[str, ...]) -> Corpus:
 
 def _manifest(options: CorpusOptions, corpus: Corpus, writer: AnyWriter, engine: Engine, digest: str) -> dict[str, Any]:
     """All that decides what the trees are, as plain JSON."""
-    models = [[read_bytes(Path(folder) / name) for name in (JSON, TENSORS)] for folder in folders(options.model)]
+    grammars = [part for folder in folders(options.model) for part in parts(folder)]
     return {
         "input": digest,
-        "model": [hashlib.sha256(b"".join(files)).hexdigest() for files in models],
+        # model.json holds the digest of the numbers.
+        "model": [hashlib.sha256(read_bytes(grammar / JSON)).hexdigest() for grammar in grammars],
         **{field.name: getattr(options, field.name) for field in fields(options) if field.name not in WHERE},
         **options.made_with(),
         "device": engine.device,

@@ -20,6 +20,7 @@ from lvpcfg.errors import InputError
 from lvpcfg.evaluation.pictures import draw_errors
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
+from lvpcfg.grammar.location import located
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.tightness import tightness
 from lvpcfg.jobs.compress import CompressOptions
@@ -31,7 +32,7 @@ QUANTILES = {"median": 0.5, "90 %": 0.9, "largest": 1.0}
 
 
 def run(config: CompressOptions, run: Run) -> None:
-    source, target = Path(one_folder(config.model, "compress")), run.folder / "model"
+    source, target = located(one_folder(config.model, "compress")), run.folder / "model"
     if source.exists() and target.exists() and source.samefile(target):
         raise InputError(f"{target} is the model to compress: choose another run folder by hydra.run.dir=FOLDER.")
     model = Model.load(source)
@@ -41,7 +42,7 @@ def run(config: CompressOptions, run: Run) -> None:
     with fitting(config.decompose.name) as progress:
         found = decompose(on_device, config.decompose, config.seed, progress)
     run.result["seconds"] = time.perf_counter() - begin
-    found.model.save(target)
+    found.model.save(target, compressed=isinstance(config.decompose, TrimOptions))
 
     run.say(", ".join(f"{name} {value}" for name, value in found.model.provenance["compressed"].items()) + ":")
     if isinstance(config.decompose, TrimOptions):

@@ -119,6 +119,8 @@ def _is_file(path: str) -> bool:
 
 def _keep_apart(options: CorpusOptions, paths: tuple[str, ...] | None, run: "Run") -> None:
     """The output replaces nothing that the job reads or writes otherwise."""
+    from lvpcfg.grammar.location import parts
+
     target = options.output
     if target is None:
         return
@@ -133,8 +135,8 @@ def _keep_apart(options: CorpusOptions, paths: tuple[str, ...] | None, run: "Run
         if stat.S_ISREG(here.st_mode) and any(os.path.samestat(here, source) for source in sources):
             raise InputError(f"input and output are the same file, {show(target, 200)}: its sentences would be lost.")
     real = os.path.realpath(target)
-    for folder in folders(options.model):
-        if os.path.dirname(real) == os.path.realpath(folder):
+    for part in (part for folder in folders(options.model) for part in parts(folder)):
+        if os.path.dirname(real) == os.path.realpath(part):
             raise InputError(f"output is {show(target, 200)}, in the folder of the model: choose another place.")
     if os.path.dirname(real) == os.path.realpath(run.folder) and os.path.basename(real) in OWN:
         raise InputError(f"output is {show(target, 200)}, a file of the job's own: choose another name.")

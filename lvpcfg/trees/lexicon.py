@@ -13,7 +13,7 @@ classes from fine to coarse; a word belongs to the finest that has enough of a s
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,8 +25,17 @@ from lvpcfg.trees.spelling import CharacterNetwork, Spellings, Tokens, alphabet
 from lvpcfg.trees.treebank import Treebank
 
 RARE, RARE_WEIGHT, COMMON_WEIGHT, UNKNOWN_WEIGHT = 10, 0.5, 1e-4, 0.5
+CAPITALS = 2  # words of a sentence all in capitals, at the least: one may be a name
 NUMBER = re.compile(r"\d+(?:[.,]\d*)*")
 SAMPLE = 10  # words that a class is seen from, at the least
+
+
+def _other_cases(sentence: Sequence[str]) -> Sequence[Callable[[str], str]]:
+    """How unknown words of a sentence may be written elsewhere, if its letters are all capitals or none is."""
+    text = "".join(sentence)
+    if text.isupper() and sum(word.isupper() and len(word) > 1 for word in sentence) >= CAPITALS:
+        return (str.lower, str.capitalize)
+    return (str.capitalize, str.upper) if text.islower() else ()
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,17 @@ class Lexicon:
         return len(self.words) + len(self.classes) + 1
 
     def encode(self, sentence: Sequence[str]) -> list[int]:
-        """The entry of each word of a sentence."""
-        return [
-            self._words[form] if (form := self.form(word)) in self._words else self.unknown(word, position == 0)
-            for position, word in enumerate(sentence)
-        ]
+        """The entry of each word of a sentence.
+
+        Where all letters of a sentence are capitals, or none is, an unknown word is looked up in other cases too.
+        """
+        others = _other_cases(sentence)
+        return [self._entry(word, position == 0, others) for position, word in enumerate(sentence)]
+
+    def _entry(self, word: str, first: bool, others: Sequence[Callable[[str], str]]) -> int:
+        forms = [self.form(word), *(other(word) for other in others)]
+        known = next((self._words[form] for form in forms if form in self._words), None)
+        return self.unknown(word.lower() if others else word, first) if known is None else known
 
     def form(self, word: str) -> str:
         """A word as it stands among the known words, if it is known."""
