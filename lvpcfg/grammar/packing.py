@@ -45,11 +45,11 @@ def unpack(reader: Reader) -> None:
         if bits.dtype != torch.uint8 or len(bits) != -(-length // 8) or length < 0:
             reader.refuse(f"the tensor {name + PLACES!r} does not have a bit for each of {show(length)} numbers")
         there = _booleans(bits, length)
-        if int(there.sum()) != len(values):
+        if numpy.count_nonzero(there) != len(values):
             reader.refuse(f"the tensor {name + PLACES!r} does not have a place for each number of {name!r}")
-        whole = values.new_zeros(length)
-        whole[there] = values
-        reader.tensors[name] = whole
+        whole = numpy.zeros(length, values.numpy().dtype)
+        whole[there] = values.numpy()
+        reader.tensors[name] = torch.from_numpy(whole)
         del reader.tensors[name + PLACES]
     for name, tensor in reader.tensors.items():
         if tensor.dtype in NARROW:
@@ -71,5 +71,5 @@ def _bits(there: Tensor) -> UInt8[Tensor, "bytes"]:
     return torch.from_numpy(numpy.packbits(there.numpy()))
 
 
-def _booleans(bits: UInt8[Tensor, "bytes"], length: int) -> Tensor:
-    return torch.from_numpy(numpy.unpackbits(bits.numpy(), count=length)).bool()
+def _booleans(bits: UInt8[Tensor, "bytes"], length: int) -> numpy.ndarray:
+    return numpy.unpackbits(bits.numpy(), count=length).view(bool)

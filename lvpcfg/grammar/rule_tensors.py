@@ -81,7 +81,9 @@ class RuleTensors(BinaryRules):
         """
         number = self.values.nonzero().squeeze(1)
         rule = torch.searchsorted(self.starts, number, right=True) - 1
-        return self.values[number], rule, (self.parent_states[number].long(), *self._children_at(number, rule))
+        a, b, c = self.rules.unbind(1)
+        parent = self.first_state[a][rule] + (number - self.starts[rule]) // (self.states[b] * self.states[c])[rule]
+        return self.values[number], rule, (parent, *self._children_at(number, rule))
 
     def rewrites(self, worth: Float64[Tensor, "states"] | None = None) -> Float64[Tensor, "interminal_states states"]:
         if DENSE * int(self.values.count_nonzero()) > len(self.values):
