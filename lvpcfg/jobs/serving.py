@@ -118,6 +118,7 @@ class About:
             "device": parser.device.type,
             "decoder": parser.decoder,
             "seconds": round(time.monotonic() - self.begin, 3),
+            "cpu_seconds": time.process_time(),
             "limits": asdict(self.limits) | {"max_body": self.options.max_body},
             "parsed": vars(parser.counts),
         }

@@ -20,7 +20,7 @@ from lvpcfg.errors import InputError, is_out_of_memory
 from lvpcfg.serve.asked import Asked, Details, RefusedError
 
 log = logging.getLogger(__name__)
-SPANS = 1 << 16  # of the sentences of a batch: long ones are parsed a few at a time
+SPANS = 1 << 15  # of the sentences of a batch: long ones are parsed a few at a time
 BUSY, BROKEN = 503, 500
 Parse = Callable[[list[list[str]], Details], list[Any]]
 Answer = Any  # what is found for a sentence, or the exception that came instead
