@@ -1,6 +1,7 @@
 """job=serve: what it answers, to whom and how many, in which batches, and how it ends."""
 
 import asyncio
+import importlib.util
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.tree import Tree
 from rich.console import Console
-from running import arguments, options_of
+from running import ROOT, arguments, options_of
 from running import run as start
 from webdriver import browser
 
@@ -470,6 +471,17 @@ def test_a_hundred_clients_get_their_own_answers(parser, tmp_path):
     assert figures.answered == figures.requests == 100
     assert figures.sentences == sum(1 + number % 3 for number in range(100))
     assert figures.batches < 50
+
+
+def test_the_benchmark(client):
+    spec = importlib.util.spec_from_file_location("benchmark", ROOT / "benchmarks/serve.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    before = benchmark.cpu_seconds(str(client.base_url))
+    found = asyncio.run(benchmark.load(str(client.base_url), [["A", "dog"], ["A", "cat", "."]], 3, 0.1))
+    assert len(found) >= 3
+    assert all(begin < end for begin, end in found)
+    assert benchmark.cpu_seconds(str(client.base_url)) > before
 
 
 def test_a_client_that_goes_leaves_no_work(tmp_path):
