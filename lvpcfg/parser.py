@@ -17,7 +17,7 @@ from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
 from lvpcfg.chart.decode.exact import ExactViterbi
 from lvpcfg.chart.decode.loss import LossBound, PruningLoss
 from lvpcfg.chart.decode.probabilities import TreeProbabilities
-from lvpcfg.chart.decode.spans import label_posterior
+from lvpcfg.chart.decode.spans import label_posterior, phrases_of
 from lvpcfg.chart.decode.whole import WholeCharts
 from lvpcfg.chart.decode.written import Writer
 from lvpcfg.chart.derivations import Skeleton
@@ -45,6 +45,7 @@ THRESHOLD = 5e-5  # rules at splits with a smaller posterior are pruned
 MAX_LENGTH = 400
 LOOSER = (1, 1e-3, 1e-6, 1e-9)  # times the threshold, for sentences of which it left nothing
 NUMBERS = 1 << 25  # of a whole chart, for a sentence of which pruning left nothing
+WORTH_SHOWING = 0.01  # phrases of a chart
 WORTH_LISTING = 1e-9  # of whole charts, rules at splits whose posterior by the coarse grammar is larger
 Tags = Iterable[Sequence[str | None] | None]  # of the words of each sentence
 
@@ -203,6 +204,13 @@ class Parser(ParserI):  # type: ignore[misc]
         if not isinstance(k, int) or k < 1:
             raise InputError(f"k is {show(k)}: expected a number of trees, 1, 2, ...")
         return self._parse(sents, tags, progress, update, Request(Wanted(k, spans), probabilities=True))
+
+    def chart(self, sents: Iterable[Sequence[str]], least: float = WORTH_SHOWING) -> list[list[Span]]:
+        """The phrases over all spans of each sentence, in the best tree or not, short ones first: those whose posterior
+        is `least` or more. None of a sentence that the grammar has no tree for."""
+        request = Request(Wanted(1, spans=True, everywhere=True))
+        found = self._parse(sents, None, False, None, request)
+        return [[span for span in parses[0].spans or () if span.posterior >= least > 0] for parses in found]
 
     def pruning_loss(self, sents: Iterable[Sequence[str]]) -> list[PruningLoss]:
         """How much of the probability of each sentence pruning has lost, at the most: never less than it has."""
@@ -370,6 +378,7 @@ class Parser(ParserI):  # type: ignore[misc]
     def _parses(self, sentences: list[Sentence], decoded: Decoded, request: Request) -> list[list[Parse]]:
         """What was found of each sentence."""
         log_probs = self._log_probs(sentences, decoded.trees) if request.probabilities else {}
+        everywhere = phrases_of(self._writer, decoded.steps, len(sentences)) if request.wanted.everywhere else None
         found: list[list[Parse]] = []
         for number, (sentence, trees, log_z) in enumerate(
             zip(sentences, decoded.trees, decoded.log_z.tolist(), strict=True)
@@ -377,7 +386,11 @@ class Parser(ParserI):  # type: ignore[misc]
             parses = []
             for rank, skeleton in enumerate(trees):
                 tree, log_prob = self._writer.tree(skeleton, sentence.words), log_probs.get((number, rank), -torch.inf)
-                spans = self._spans(number, skeleton, decoded) if request.wanted.spans else None
+                spans = None
+                if everywhere is not None:
+                    spans = tuple(Span(*phrase) for phrase in everywhere[number])
+                elif request.wanted.spans:
+                    spans = self._spans(number, skeleton, decoded)
                 parses.append(Parse(tree, log_prob, posterior_of(log_prob, log_z), log_z, False, spans))
             found.append(parses)
         return found

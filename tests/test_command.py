@@ -58,7 +58,10 @@ def test_the_package_is_light(code):
         ["job=prase"],
         ["job=train", "estimator=em", "estimator.statse=3"],
         ["job=compress", "decompose.rank=0"],
-        *([f"job={job}", "decoder=best"] for job in ("demo", "train", "parse", "profile", "evaluate", "tradeoff")),
+        *(
+            [f"job={job}", "decoder=best"]
+            for job in ("demo", "train", "parse", "serve", "profile", "evaluate", "tradeoff")
+        ),
         ["job=calibrate", "decoder=best"],
         *([f"job={job}", "decoder=max-rule"] for job in ("import", "inspect", "compress")),
     ],

@@ -60,7 +60,7 @@ from lvpcfg.trees.brackets import format_tree
         (
             ["job=tain"],
             "job is 'tain': expected calibrate, check, components, compress, demo, evaluate, import, inspect, parse, "
-            "profile, tag, tightness, tradeoff",
+            "profile, serve, tag, tightness, tradeoff",
         ),
         (
             ["estimator=count2"],

@@ -41,6 +41,7 @@ def test_a_wheel_is_the_same_from_the_checkout_and_from_an_sdist(built):
         with ZipFile(path) as archive:
             wheels.append({name: archive.read(name) for name in archive.namelist()})
     assert "lvpcfg/conf/config.yaml" in wheels[0]
+    assert "lvpcfg/serve/page.html" in wheels[0]
     assert wheels[0] == wheels[1]
     (entries,) = (data.decode() for name, data in wheels[0].items() if name.endswith("entry_points.txt"))
     assert "[spacy_factories]\nlvpcfg = lvpcfg.spacy_component:make" in entries  # spaCy finds it without an import

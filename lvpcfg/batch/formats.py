@@ -61,10 +61,11 @@ class Writer:
         found: dict[str, Any] = {"id": record.id}
         if record.problem is not None:
             return found | {"tree": None, "problem": record.problem}
-        if not parses:
-            return found | {"tree": None}
-        best = parses[0]
-        found |= {**self._tree(best), "flat": best.flat}
+        return found | (self.known(parses) if parses else {"tree": None})
+
+    def known(self, parses: Sequence[Parse]) -> dict[str, Any]:
+        """What is known about a sentence, for JSON."""
+        found = {**self._tree(parses[0]), "flat": parses[0].flat}
         if self.k_best > 1:
             found["k_best"] = [self._tree(parse) for parse in parses]
         return found

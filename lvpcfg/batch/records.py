@@ -87,6 +87,10 @@ class Reader:
             return Record([], problem=f"no JSON: {str(error).partition(':')[0]}", repaired=repaired)
         if not isinstance(found, dict):
             return Record([], problem='expected a JSON object, such as {"id": 1, "tokens": ["A", "dog"]}')
+        return self.of_object(found, repaired)
+
+    def of_object(self, found: dict[str, Any], repaired: bool = False) -> Record:
+        """Of what stands in a JSON object."""
         name, tokens, tags = found.get("id"), found.get("tokens"), found.get("tags")
         if isinstance(name, list | dict):
             return Record([], problem='expected "id", a text or a number', repaired=repaired)

@@ -87,9 +87,9 @@ def expect_positive(options: object, *names: str, prefix: str = "", most: int | 
             raise InputError(f"{prefix}{name} is {number}: expected {most} at the most.")
 
 
-def folders(model: object) -> list[str]:
-    """The model folders that the option `model` names: none, one, or a list of them."""
-    return several("model", model, "a folder", "a list of folders")
+def folders(model: object, option: str = "model") -> list[str]:
+    """The model folders that an option names: none, one, or a list of them."""
+    return several(option, model, "a folder", "a list of folders")
 
 
 def several(option: str, given: object, one: str, more: str) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lvpcfg.chart.decode.alternatives import ByDerivation, ForestOnHost
 from lvpcfg.chart.decode.decode import Decoder, as_lists, chosen_trees, trees_of
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
-from lvpcfg.chart.decode.spans import cells_of, steps_of_forest
+from lvpcfg.chart.decode.spans import cells_of, cells_of_nodes, steps_of_forest
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.forest.arrays import take
 from lvpcfg.chart.forest.forest import Forest, Plan, Posteriors, log_partition, posteriors
@@ -77,7 +77,8 @@ class CoarseToFine:
             return Decoded(trees, log_z)
         edges = torch.stack([some.edges for some in known]).mean(0)
         is_step = take(self.decoder.is_step, forest.rule)
-        return Decoded(trees, log_z, steps_of_forest(forest, kept, edges, is_step, cells_of(trees)))
+        cells = cells_of_nodes(kept) if wanted.everywhere else cells_of(trees)
+        return Decoded(trees, log_z, steps_of_forest(forest, kept, edges, is_step, cells))
 
     def _derivations(
         self, grammar: "Fine", kept: Nodes, lengths: Tensor, k: int

@@ -11,10 +11,11 @@ from lvpcfg.chart.derivations import Skeleton
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be known of each sentence: how many trees, and the posteriors of their spans."""
+    """What is to be known of each sentence: how many trees, and the posteriors of their spans, or of all spans."""
 
     trees: int = 1
     spans: bool = False
+    everywhere: bool = False
 
 
 BEST = Wanted()
@@ -26,4 +27,4 @@ class Decoded:
 
     trees: list[list[Skeleton]]  # best first; none where the grammar has none
     log_z: Float64[Tensor, "sentences"]
-    steps: Steps = field(default_factory=dict)  # of the spans of the trees, if they are wanted
+    steps: Steps = field(default_factory=dict)  # of the spans of the trees, or of all, if they are wanted

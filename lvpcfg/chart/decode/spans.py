@@ -31,6 +31,18 @@ def cells_of(trees: Sequence[Sequence[Skeleton]]) -> list[Cell]:
     return sorted(found)
 
 
+def cells_of_nodes(nodes: Nodes) -> list[Cell]:
+    """The spans of a forest."""
+    rows = torch.stack([nodes.sentence, nodes.start, nodes.width], 1).unique(dim=0)
+    return [(sentence, start, width) for sentence, start, width in rows.tolist()]
+
+
+def cells_of_charts(sentences: int, length: int) -> list[Cell]:
+    """The spans of sentences of one length."""
+    spans = [(start, width) for width in range(1, length + 1) for start in range(length - width + 1)]
+    return [(sentence, *span) for sentence in range(sentences) for span in spans]
+
+
 def steps_of_forest(
     forest: Forest,
     nodes: Nodes,
@@ -65,3 +77,13 @@ def label_posterior(writer: Writer, steps: Sequence[tuple[int, int, float]], lab
         posterior for top, bottom, posterior in steps if label in writer.phrase_labels(writer.chain(top, bottom))
     )
     return min(1.0, max(0.0, total))
+
+
+def phrases_of(writer: Writer, steps: Steps, sentences: int) -> list[list[tuple[str, int, int, float]]]:
+    """All phrases over all spans of each sentence: label, start, end, posterior; short ones first."""
+    found: list[list[tuple[str, int, int, float]]] = [[] for _ in range(sentences)]
+    for (sentence, start, width), some in sorted(steps.items(), key=lambda cell: (cell[0][2], cell[0])):
+        labels = {label for top, bottom, _ in some for label in writer.phrase_labels(writer.chain(top, bottom))}
+        for label in sorted(labels):
+            found[sentence].append((label, start, start + width, label_posterior(writer, some, label)))
+    return found

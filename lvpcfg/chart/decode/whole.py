@@ -13,7 +13,7 @@ from lvpcfg.chart.decode.chains import Chains
 from lvpcfg.chart.decode.decode import Decoder, as_lists
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
 from lvpcfg.chart.decode.exhaustive import Exhaustive
-from lvpcfg.chart.decode.spans import Steps, cells_of
+from lvpcfg.chart.decode.spans import Cell, Steps, cells_of, cells_of_charts
 from lvpcfg.chart.decode.viterbi import best_derivations
 from lvpcfg.chart.derivations import Node, Skeleton
 from lvpcfg.chart.fast.build import form
@@ -92,7 +92,10 @@ class WholeCharts:
                         trees[number] = some
                 if wanted.spans:
                     more = others or [[]] * batch
-                    some_steps = self._steps(solution, [[*trees[number], *more[number]] for number in numbers])
+                    cells = cells_of([[*trees[number], *more[number]] for number in numbers])
+                    if wanted.everywhere:
+                        cells = cells_of_charts(len(numbers), len(leaf))
+                    some_steps = self._steps(solution, cells)
                     steps |= {(numbers[place], *span): known for (place, *span), known in some_steps.items()}
         return Decoded(trees, found, steps)
 
@@ -107,8 +110,7 @@ class WholeCharts:
             )
         return self._exhaustive.trees(*solution.sums, k)
 
-    def _steps(self, solution: Solution, trees: list[list[Skeleton]]) -> Steps:
-        cells = cells_of(trees)
+    def _steps(self, solution: Solution, cells: list[Cell]) -> Steps:
         if solution.sums is not None:
             return self._exhaustive.steps(*solution.sums, cells)
         # By log-sum-exp there are posteriors of symbols alone: a label is as likely as its likelier layer, at least.
