@@ -163,6 +163,7 @@ def _show_what_labels_hide(trees: list[Tree], run: Run) -> None:
                     noun, tag = tagged_words(phrase)[-1]
                     if len(words(phrase)) == 3 and tag == "NN":
                         attached[noun, parent.label()] += 1
-    nouns = Counter(noun for noun, _ in attached.elements()).most_common(8)
-    rows = [[f"with a {noun}", str(attached[noun, "VP"]), str(attached[noun, "NP"])] for noun, _ in nouns]
+    counts = Counter(noun for noun, _ in attached.elements())
+    nouns = sorted(counts, key=lambda noun: (-counts[noun], noun))[:8]
+    rows = [[f"with a {noun}", str(attached[noun, "VP"]), str(attached[noun, "NP"])] for noun in nouns]
     run.table("What the labels hide: all of these are PP", ["", "beside the verb", "beside the noun"], rows)
