@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from nltk.tree import Tree
 
+from lvpcfg.trees.svg import DEEPEST, depth, tree_svg
+
 
 @dataclass(frozen=True)
 class Span:
@@ -30,6 +32,10 @@ class Parse:
     sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
     flat: bool  # the grammar has no tree for the sentence
     spans: tuple[Span, ...] | None = None  # the phrases in preorder, on request
+
+    def _repr_svg_(self) -> str | None:
+        """The tree, for notebooks; None, so that they show text, for one that is too deep for a picture."""
+        return tree_svg(self.tree) if depth(self.tree) <= DEEPEST else None
 
 
 @dataclass

@@ -265,4 +265,4 @@ def test_the_job_of_the_page(with_job, tmp_path):
     assert lvpcfg_command("job=vocabulary", "least=0").stderr == "lvpcfg: least is 0: expected 1, 2, ...\n"
     assert "did you mean 'least'?" in lvpcfg_command("job=vocabulary", "leats=2").stderr
     assert "least: 1" in lvpcfg_command("job=vocabulary", "--help").stdout
-    assert "\nvocabulary: " in lvpcfg_command("--help").stdout
+    assert "\njob=vocabulary  " in lvpcfg_command("--help").stdout

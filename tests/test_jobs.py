@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 from dataclasses import asdict
 
 import pytest
@@ -15,7 +16,7 @@ from lvpcfg import InputError, Model, corpus, read_trees, train, write_trees
 from lvpcfg.estimate.split_merge import SplitMergeOptions
 from lvpcfg.jobs import board, story
 from lvpcfg.jobs.arguments import problem_with
-from lvpcfg.registry import ESTIMATORS
+from lvpcfg.registry import ESTIMATORS, JOBS
 from lvpcfg.trees.brackets import format_tree
 
 # ---------------------------------------------------------------- the command line
@@ -153,17 +154,33 @@ def test_the_story(tmp_path, monkeypatch):
     monkeypatch.setattr(story, "corpus", lambda split: corpus(split)[: 500 if split == "train" else 40])
     shorter = SplitMergeOptions(cycles=2, split_iterations=5, merge_iterations=3, smooth_iterations=2)
     monkeypatch.setitem(story.TRAINING, "estimator", shorter)
-    monkeypatch.setattr(story, "SENTENCES", 10)
+    monkeypatch.setattr(story, "MANY", {"states": 3, "iterations": 3})
+    monkeypatch.setattr(story, "RANK", 1)
     for name in ("draw_trees", "draw_states"):
         monkeypatch.setattr(board, name, lambda *_, **__: Figure((0.1, 0.1)))  # test_board.py looks at these
     result, printed = run("demo", tmp_path)
     assert printed.strip().split("\n")[-1] == str(tmp_path)
-    for text in ("What the labels hide", "Scores on dev", "A sentence parsed wrong", "tensorboard --logdir"):
+    for text in (
+        "What the labels hide",
+        "Scores on dev",
+        "that the treebank PCFG parses wrong",
+        "tensorboard --logdir",
+    ):
         assert text in printed
+    assert re.search(r"NN-0 .* \d+(\.\d+)? % .* \w+ \d+(\.\d+)? %", printed)  # a state, its share, words
+    for row in ("exact", "r=1 t=0.001", "r=1 t=0.01"):
+        assert re.search(rf"^ *{row} .* \d\d\.\d\d *$", printed, re.MULTILINE)
+    found = re.search(r"Inside-outside is ([\d.]+) times as fast,\nparsing .* ([\d.]+) times; F1 is ([\d.]+)", printed)
+    ratios = 1 / result["compressed_ratio_inside_outside"], 1 / result["compressed_ratio"]
+    assert [float(text) for text in found.groups()[:2]] == pytest.approx(ratios, abs=0.051)
+    assert float(found[3]) == pytest.approx(result["compressed_f1"], abs=0.0051)
+    assert abs(result["compressed_f1"] - result["many_states_f1"]) < 10
+    assert Model.load(tmp_path / "many_states").grammar.states.tolist() == [3] * 50
     assert "treebank PCFG: 50 states" in printed
     assert result["fallbacks"] == 0
     for picture in ("tree.png", "chart.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "tree.svg").read_text().startswith("<svg")
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert 70 < log.Scalars("best/f1")[0].value < result["f1"] - 2 < 95
     assert log.Scalars("best/f1")[-1].value == pytest.approx(result["f1"], abs=0.01)
@@ -247,11 +264,30 @@ def test_help_names_the_jobs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     call("--help")
     printed = capfd.readouterr().out
-    for text in ("job=train data.train=FILE", "job=evaluate gold=FILE test=FILE"):
-        assert text in printed
+    for job in JOBS.names():
+        assert re.search(rf"^job={job} +\w+", printed, re.MULTILINE)
+    assert "lvpcfg job=parse --help" in printed
+    assert len(printed.splitlines()) <= 24  # a screen
+    assert max(map(len, printed.splitlines())) <= 100
+    call("job=evaluate", "--help")
+    assert "job=evaluate gold=FILE test=FILE" in capfd.readouterr().out
     call("--version")
     assert capfd.readouterr().out.startswith("lvpcfg ")
     assert os.listdir(tmp_path) == []
+
+
+def test_without_options_it_says_what_it_can_do_before_the_demo(monkeypatch, capfd, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lvpcfg.jobs.main._run", lambda options: print(f"job={options.job}"))
+    call()
+    *welcome, empty, job = capfd.readouterr().out.splitlines()
+    assert (empty, job) == ("", "job=demo")
+    assert len(welcome) == 10
+    for line in welcome:
+        for option in re.findall(r"lvpcfg (job=.*?)(?: +#|$)", line):
+            assert problem_with(option.split()) is None
+    call("job=demo")
+    assert capfd.readouterr().out == "job=demo\n"
 
 
 # ---------------------------------------------------------------- the jobs

@@ -1,20 +1,18 @@
-"""Trees and charts as pictures: matplotlib figures, to be saved or sent to TensorBoard."""
+"""Charts and figures as pictures of matplotlib, to be saved or sent to TensorBoard; `tree_pictures.py` has trees."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from nltk.tree import Tree
 from torch import Tensor
 
 from lvpcfg.errors import InputError
 from lvpcfg.evaluation.tradeoff import APR, COVER, EXACT, SVD, Row
 from lvpcfg.trees.binarisation import INTERMEDIATE
-from lvpcfg.trees.walk import rebuild, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,70 +40,6 @@ def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure  # takes half a second, so it is imported when something is drawn
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
-    """Trees one above the other, with their titles; brackets that the tree titled `gold` does not have are red."""
-    places = {title: _layout(tree) for title, tree in trees.items()}
-    width = max(place.end for some in places.values() for place in some)
-    height = max(place.y for some in places.values() for place in some)
-    figure = _figure(max(4.0, 0.75 * width), len(trees) * (0.45 * height + 1.0))
-    known = None if gold is None else {place.bracket for place in places[gold]}
-    for row, (title, some) in enumerate(places.items(), 1):
-        axes = figure.add_subplot(len(trees), 1, row)
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.axis("off")
-        _draw(axes, some, known)
-    return figure
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A node of a tree in a picture."""
-
-    label: str
-    x: float
-    y: float
-    start: int
-    end: int
-    below: tuple[_Place | str, ...]
-
-    @property
-    def bracket(self) -> tuple[int, int, str]:
-        return self.start, self.end, self.label
-
-
-def _layout(tree: Tree) -> list[_Place]:
-    """Words side by side, and every node above the middle of its children."""
-    places: list[_Place] = []
-    position = len(words(tree))
-
-    def put(node: Tree, below: list[_Place | str]) -> _Place:
-        nonlocal position
-        children = [child for child in below if isinstance(child, _Place)]
-        if children:
-            x, y = sum(child.x for child in children) / len(children), 1 + max(child.y for child in children)
-            places.append(_Place(node.label(), x, y, children[0].start, children[-1].end, tuple(below)))
-        else:
-            position -= 1  # `rebuild` goes from right to left
-            places.append(_Place(node.label(), position, 1, position, position + 1, tuple(below)))
-        return places[-1]
-
-    rebuild(tree, put)
-    return places
-
-
-def _draw(axes: Axes, places: list[_Place], known: set[tuple[int, int, str]] | None) -> None:
-    for place in places:
-        colour = "black" if known is None or place.bracket in known else WRONG
-        axes.text(place.x, place.y, place.label, ha="center", va="center", fontsize=9, color=colour)
-        for child in place.below:
-            if isinstance(child, _Place):
-                axes.plot([place.x, child.x], [place.y - 0.25, child.y + 0.25], color="0.7", linewidth=0.8)
-            else:
-                axes.text(place.x, 0.1, child, ha="center", va="center", fontsize=9, style="italic")
-                axes.plot([place.x, place.x], [0.35, 0.75], color="0.7", linewidth=0.8)
-    axes.margins(0.05)
 
 
 def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
@@ -311,30 +245,52 @@ def _finish(panels: Sequence[Axes], names: dict[str, str]) -> None:
     panels[0].legend(frameon=False, fontsize=8)
 
 
-def draw_chart(posteriors: Tensor, sentence: Sequence[str], symbols: Sequence[str]) -> Figure:
-    """A heat map of span posteriors, [i, j, symbols]: how sure the likeliest label of each span is.
+def draw_charts(charts: Mapping[str, Tensor], sentence: Sequence[str], symbols: Sequence[str]) -> Figure:
+    """Span posteriors [i, j, symbols] as triangles over the words: how sure the likeliest label of each span is. Of two
+    charts also by how much they differ: the second less the first, for the label that differs most.
 
     Symbols that binarisation made are left out.
     """
+    from matplotlib.collections import PolyCollection
+
     n = len(sentence)
-    if posteriors.shape != (n, n, len(symbols)):
-        expected = (n, n, len(symbols))
-        raise InputError(f"the posteriors have the shape {tuple(posteriors.shape)}: expected {expected}.")
     real = [i for i, name in enumerate(symbols) if not name.startswith(INTERMEDIATE)]
-    best, label = posteriors[:, :, real].float().cpu().max(2)
-    size = max(4.0, 0.42 * n + 1.5)
-    figure = _figure(size + 1, size)
-    axes = figure.add_subplot()
-    image = axes.imshow(best.T.numpy(), cmap="viridis", vmin=0, vmax=1)
-    for i in range(n):
-        for j in range(i, n):
-            if best[i, j] > 0.3:
-                colour = "black" if best[i, j] > 0.6 else "white"
-                name = symbols[real[int(label[i, j])]]
-                axes.text(i, j, name, ha="center", va="center", fontsize=6 if len(name) > 3 else 7, color=colour)
-    axes.set_xticks(range(n), sentence, rotation=90, fontsize=8)
-    axes.set_yticks(range(n), sentence, fontsize=8)
-    axes.set_xlabel("first word")
-    axes.set_ylabel("last word")
-    figure.colorbar(image, ax=axes, label="posterior of the likeliest label", shrink=0.8)
+    shown = {}
+    for title, posteriors in charts.items():
+        if posteriors.shape != (n, n, len(symbols)):
+            expected = (n, n, len(symbols))
+            raise InputError(f"the posteriors have the shape {tuple(posteriors.shape)}: expected {expected}.")
+        shown[title] = posteriors[:, :, real].float().cpu().numpy()
+    panels = [(title, some, some.argmax(2), "Blues", 0.0, 1.0) for title, some in shown.items()]
+    if len(shown) == 2:
+        before, after = shown.values()
+        change = after - before
+        largest = float(abs(change).max())
+        title = f"difference, {largest:.2g} at the most"
+        panels.append((title, change, abs(change).argmax(2), "RdBu_r", -(largest or 1.0), largest or 1.0))
+    spans = [(i, j) for j in range(n) for i in range(j + 1)]
+    middles = [((i + j + 1) / 2, (j - i) / 2) for i, j in spans]
+    diamonds = [[(x - 0.5, y), (x, y + 0.5), (x + 0.5, y), (x, y - 0.5)] for x, y in middles]
+    width = max(3.6, 0.36 * n + 0.8)
+    figure = _figure(width * len(panels), 0.5 * width + 1.6)
+    for column, (title, values, label, colours, low, high) in enumerate(panels, 1):
+        axes = figure.add_subplot(
+            1, len(panels), column, aspect="equal", xlim=(-0.1, n + 0.1), ylim=(-0.6, n / 2 + 0.1)
+        )
+        axes.set_title(title, loc="left", fontsize=10)
+        worth = np.array([values[i, j, label[i, j]] for i, j in spans])
+        cells = PolyCollection(diamonds, array=worth, cmap=colours, clim=(low, high), edgecolors="0.85", linewidths=0.3)
+        axes.add_collection(cells)
+        for (i, j), (x, y), value in zip(spans, middles, worth, strict=True):
+            if abs(value) > 0.3 * high:
+                name, colour = symbols[real[label[i, j]]], "white" if abs(value) > 0.6 * high else "black"
+                axes.text(x, y, name, ha="center", va="center", fontsize=min(7, 22 / len(name)), color=colour)
+        axes.set_xticks([i + 0.5 for i in range(n)], list(sentence), rotation=90, fontsize=8, parse_math=False)
+        axes.set_yticks([])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        bar = figure.colorbar(cells, ax=axes, orientation="horizontal", shrink=0.6, aspect=30)
+        ticks = [low, (low + high) / 2, high]
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        bar.ax.tick_params(labelsize=7)
     return figure

@@ -10,7 +10,8 @@ from nltk.tree import Tree
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lvpcfg.evaluation.pictures import draw_states, draw_trees
+from lvpcfg.evaluation.pictures import draw_states
+from lvpcfg.evaluation.tree_pictures import draw_trees
 from lvpcfg.jobs.run import peak_memory
 from lvpcfg.trees.walk import words
 

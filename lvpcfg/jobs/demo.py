@@ -1,4 +1,4 @@
-"""job=demo: the whole story on the embedded corpus: train, parse, score, look."""
+"""job=demo: the story on the embedded corpus: learn states, look at them, parse, compress."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

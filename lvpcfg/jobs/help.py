@@ -15,13 +15,22 @@ from lvpcfg.registry import ESTIMATORS, JOBS, Registry, configuration_folder
 
 TITLE = "lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch."
 USAGE = """\
-lvpcfg job=NAME --help                              the options of a job, with their defaults
-lvpcfg -m job=train binarisation.horizontal=0,1,2   one run for each value
-lvpcfg job=train --cfg job                          show the options without running
+lvpcfg job=parse --help          how a job is called, and its options with their defaults
+lvpcfg -m job=train seed=0,1,2   one run for each value
+lvpcfg job=train --cfg job       show the options without running
 lvpcfg --version
+Every job prints its run folder last, with config.yaml and result.json; hydra.run.dir=DIR sets it."""
+WELCOME = """\
+lvpcfg learns latent-variable PCFGs from treebanks, makes them small and fast, and parses corpora with them.
 
-Every job writes config.yaml, result.json and what it makes into its run folder, which it
-prints last; hydra.run.dir=FOLDER chooses it."""
+    lvpcfg job=train estimator=split_merge data.train=FILE data.dev=FILE   # a grammar of a treebank
+    lvpcfg job=inspect model=FOLDER                                        # what its states stand for
+    lvpcfg job=compress model=FOLDER                                       # a smaller and faster one
+    lvpcfg job=parse model=FOLDER input=FILE output=FILE                   # trees of a corpus
+    lvpcfg job=evaluate model=FOLDER gold=FILE                             # scores, as EVALB gives them
+    lvpcfg --help                                                          # all jobs
+
+Without options it runs job=demo, about a minute on its own corpus:"""
 
 
 def page(arguments: Sequence[str]) -> str:
@@ -31,10 +40,13 @@ def page(arguments: Sequence[str]) -> str:
 
 
 def _all_jobs() -> Iterator[str]:
+    """On one screen: a line for each."""
     yield from (TITLE, "")
-    for name in JOBS.names():
-        about, *usage = _File(JOBS.file(name)).comment if JOBS.has_file(name) else [f"see lvpcfg job={name} --help"]
-        yield from (f"{name}: {about}", *usage)
+    names = JOBS.names()
+    width = max(map(len, names))
+    for name in names:
+        about = _File(JOBS.file(name)).comment[0] if JOBS.has_file(name) else f"see lvpcfg job={name} --help"
+        yield f"job={name:{width}}  {about}"
     yield from ("", USAGE)
 
 

@@ -49,7 +49,7 @@ def run(options: InspectOptions, run: "Run") -> None:
     names = {state.number: state.name for symbol in symbols for state in symbol.states}
     chosen = _chosen(symbols, options.symbol)
     for symbol in chosen:
-        run.console.print(_table(symbol, names))
+        run.console.print(table_of(symbol, names))
     grammar = model.grammar
     if isinstance(grammar.binary, GaussianRules):
         found = {symbol.name: grammar.binary.gaussians([state.number for state in symbol.states]) for symbol in chosen}
@@ -98,7 +98,8 @@ def _chosen(symbols: "list[Symbol]", wanted: object) -> "list[Symbol]":
     return chosen
 
 
-def _table(symbol: "Symbol", names: dict[int, str]) -> "Table":
+def table_of(symbol: "Symbol", names: dict[int, str]) -> "Table":
+    """The states of a symbol; `names` are those of all states."""
     from rich.table import Table
     from rich.text import Text
 

@@ -22,6 +22,7 @@ from lvpcfg import processes
 from lvpcfg.errors import InputError, is_out_of_memory, printable, show
 from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.jobs.config import typed
+from lvpcfg.jobs.help import WELCOME
 from lvpcfg.processes import LostError
 from lvpcfg.registry import JOBS, configuration_folder
 
@@ -46,6 +47,8 @@ def main(interrupt: Any) -> None:
         problem = problem_with(sys.argv[1:])
         if problem:
             sys.exit(printable(f"lvpcfg: {problem}"))
+        if not sys.argv[1:]:
+            print(f"{WELCOME}\n", flush=True)
         if not processes.is_first():
             # Hydra would make a folder, named by the time. `_run` takes the first one's.
             first = next(place for place, argument in enumerate(sys.argv) if "=" in argument and argument[0] != "-")
