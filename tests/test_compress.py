@@ -58,7 +58,7 @@ def test_the_defaults_of_methods_are_the_same_from_python_and_from_the_command_l
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["decompose=cp"], "decompose is 'cp': expected als, apr, cover, gradient or svd."),
+        (["decompose=cp"], "decompose is 'cp': expected als, apr, cover, gradient, svd or trim."),
         (["decompose=cover", "decompose.rank=3"], "'decompose.rank' is an option of decompose=als or decompose=apr or"),
         (["decompose.error=0.1"], "'decompose.error' is an option of decompose=svd: choose that first."),
         (["decompose.rank=0"], "decompose.rank is 0: expected a number from 1 on."),

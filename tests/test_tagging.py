@@ -523,7 +523,7 @@ def test_bad_sentences_are_refused_or_counted(tmp_path, files):
             ["estimator=split_merge"],
             "estimator=split_merge learns from trees: expected count, em, gaussian or gradient",
         ),
-        (["data.dev=x.mrg"], "'x.mrg' holds trees, and 'x.conllu' does not"),
+        (["data.dev=x.mrg"], "'x.mrg' holds trees, and 'x.conllu' holds tagged sentences"),
         (["data.tags=lemma"], "data.tags is 'lemma': expected upos or xpos"),
         (["decoder=viterbi"], "decoder is 'viterbi': expected recall or max-rule"),
         (["estimator=gradient", "estimator.objective=sentence"], "estimator.objective=sentence is for grammars"),
@@ -631,7 +631,7 @@ def test_other_formats(tmp_path, folder):
 
 def test_trees_and_tags_do_not_mix():
     arguments = ["job=train", "data.train=x.mrg", "data.dev=dev.CONLLU"]
-    assert "'dev.CONLLU' holds tagged sentences, and 'x.mrg' does not" in command_line.problem_with(arguments)
+    assert "'dev.CONLLU' holds tagged sentences, and 'x.mrg' holds trees" in command_line.problem_with(arguments)
 
 
 @pytest.mark.parametrize("job", ["train", "evaluate", "tag"])

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lvpcfg import InputError, Model, Parser, corpus, write_trees
+from lvpcfg.estimate.checkpoint import Checkpoint
 from lvpcfg.estimate.em import EMOptions
 from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
 from lvpcfg.estimate.split_merge import SplitMergeOptions
@@ -256,6 +257,22 @@ def test_what_a_crash_left_half_written_is_removed(tmp_path, files):
 
 
 # ---------------------------------------------------------------- restarts
+
+
+def test_a_second_signal_does_not_cost_the_checkpoint(tmp_path, files, monkeypatch):
+    save = Checkpoint.save
+
+    def disturbed(self, path):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        save(self, path)
+
+    monkeypatch.setattr(Checkpoint, "save", disturbed)
+    with stop_at(3), pytest.raises(KeyboardInterrupt):
+        run("train", tmp_path, train=files["train"], estimator=EM)
+    monkeypatch.undo()
+    _, printed = run("train", tmp_path, train=files["train"], estimator=EM, resume=True)
+    assert "goes on after iteration 2." in printed
 
 
 @pytest.mark.parametrize("dev", [True, False])

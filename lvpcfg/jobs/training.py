@@ -1,6 +1,7 @@
 """The trainings of job=train: looks at dev, the best model, checkpoints, restarts, TensorBoard."""
 
 import hashlib
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
     from lvpcfg.jobs.board import Board
 
 MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  # what sweeps may want to compare
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that end a job are not heard while it ends. torchrun sends one when another process has ended."""
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ends]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
 
 
 def run(config: TrainOptions, run: Run) -> None:
@@ -210,7 +223,8 @@ class Training:
             yield
         except BaseException as reason:
             if self.estimator.steps:
-                self._save()
+                with _undisturbed():
+                    self._save()
                 if isinstance(reason, KeyboardInterrupt | SystemExit | processes.LostError):
                     done, steps = self.checkpoint.done, len(self.estimator.steps)
                     self.run.say_how_to_go_on(f"{done} of {steps} iterations")
