@@ -11,6 +11,7 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.calibration import Calibration
+from lvpcfg.certificates import UNKNOWN, Certificates
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
@@ -32,7 +33,7 @@ from lvpcfg.grammar.location import parts
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.word_scores import Sentence, WordScores, tag_numbers
 from lvpcfg.options import DECODERS, DTYPE_NAMES, EXACT, FREE, PRODUCT, VITERBI, expect_prune
-from lvpcfg.parses import Counts, Parse, Span, posterior_of
+from lvpcfg.parses import Certificate, Counts, Parse, Span, posterior_of
 from lvpcfg.trees.lexicon import Lexicon
 from lvpcfg.trees.normalise import TOP
 from lvpcfg.trees.sentences import sentences_of
@@ -56,6 +57,7 @@ class Request:
 
     wanted: Wanted = BEST
     probabilities: bool = False
+    certify: bool = False
 
 
 class Parser(ParserI):  # type: ignore[misc]
@@ -96,7 +98,7 @@ class Parser(ParserI):  # type: ignore[misc]
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
         decoder = decoder or default_decoder(self.models)
         _check_product(self.models, decoder)
-        self.model, self.decoder, self.exact = self.models[0], decoder, prune == EXACT
+        self.model, self.decoder, self._keeps_best = self.models[0], decoder, prune == EXACT
         self.prune = THRESHOLD if isinstance(prune, str) else prune
         self.device = usable_device(device)
         self._grammars = [model.grammar.to(self.device, DTYPES[dtype]) for model in self.models]
@@ -107,12 +109,12 @@ class Parser(ParserI):  # type: ignore[misc]
         if self._signed and decoder == VITERBI:
             raise InputError("the decoder viterbi needs non-negative parameters: this model has negative ones.")
         coarse = self.model.coarse
-        if self.exact and not self._grammar.binary.only_listed:
+        if self._keeps_best and not self._grammar.binary.only_listed:
             raise InputError("prune=exact needs a model with a list of rules: this one is a CP form of all of them.")
-        if coarse is None and (len(self.models) > 1 or self.exact):  # these are always pruned
+        if coarse is None and (len(self.models) > 1 or self._keeps_best):  # these are always pruned
             coarse = projected_coarse(self.model.grammar)
         prunable = coarse is not None and self._grammar.binary.prunable
-        self._pruned = len(self.models) > 1 or self.exact or (prunable and self.prune > 0)
+        self._pruned = len(self.models) > 1 or self._keeps_best or (prunable and self.prune > 0)
         self.counts = Counts()
         self._stages = Stages(self.device)
         self._tags = tag_numbers(self.model.grammar.symbols)
@@ -176,9 +178,13 @@ class Parser(ParserI):  # type: ignore[misc]
         update: Callable[[int], object] | None = None,
         tags: Tags | None = None,
         spans: bool = False,
+        certify: bool = False,
     ) -> list[Parse]:
-        """Trees with their probabilities; with `spans` those of their phrases too."""
-        request = Request(Wanted(1, spans), probabilities=True)
+        """Trees with their probabilities; with `spans` those of their phrases too; with `certify`, what they can be
+        under the exact grammar, where the model was compressed with a certificate."""
+        if certify:
+            _ = self._certificates  # what is wrong with the model shows here
+        request = Request(Wanted(1, spans, forest=certify), probabilities=True, certify=certify)
         return [parses[0] for parses in self._parse(sents, tags, progress, update, request)]
 
     def k_best(
@@ -226,6 +232,12 @@ class Parser(ParserI):  # type: ignore[misc]
         return [found[number] for number in range(len(sentences))]
 
     @cached_property
+    def _certificates(self) -> Certificates:
+        if len(self.models) > 1 or self._keeps_best:
+            raise InputError("certify needs one model, and prune as a posterior.")
+        return Certificates(self.model, self.device)
+
+    @cached_property
     def _loss_bound(self) -> LossBound:
         return LossBound(self._grammar)
 
@@ -246,7 +258,7 @@ class Parser(ParserI):  # type: ignore[misc]
         update: Callable[[int], object] | None,
         request: Request,
     ) -> list[list[Parse]]:
-        if self.exact and (request.wanted.trees > 1 or request.wanted.spans):
+        if self._keeps_best and (request.wanted.trees > 1 or request.wanted.spans):
             raise InputError(
                 "prune=exact keeps the best tree alone: other trees and posteriors of phrases need another."
             )
@@ -305,7 +317,7 @@ class Parser(ParserI):  # type: ignore[misc]
         """Flat trees, for sentences of more words than any may have."""
         self.counts.sentences += len(sentences)
         self.counts.too_long += len(sentences)
-        return [[self._flat(sentence, -torch.inf, request)] for sentence in sentences]
+        return [[self._flat(sentence, -torch.inf, request, UNKNOWN)] for sentence in sentences]
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """Sentences that are parsed together, longest first: of one length, unless charts are pruned."""
@@ -369,7 +381,7 @@ class Parser(ParserI):  # type: ignore[misc]
             if product or too_large:
                 self.counts.sentences += 1
                 self.counts.bounded += too_large
-                found[number] = [self._flat(sentences[number], -torch.inf, request)]
+                found[number] = [self._flat(sentences[number], -torch.inf, request, UNKNOWN)]
             else:
                 self.counts.exhaustive += 1
                 (found[number],) = self._parse_whole([sentences[number]], request)
@@ -379,6 +391,10 @@ class Parser(ParserI):  # type: ignore[misc]
         """What was found of each sentence."""
         log_probs = self._log_probs(sentences, decoded.trees) if request.probabilities else {}
         everywhere = phrases_of(self._writer, decoded.steps, len(sentences)) if request.wanted.everywhere else None
+        best = [some[0] if some else None for some in decoded.trees]
+        certificates = (
+            self._certificates.of(sentences, best, decoded.forest) if request.certify else [None] * len(sentences)
+        )
         found: list[list[Parse]] = []
         for number, (sentence, trees, log_z) in enumerate(
             zip(sentences, decoded.trees, decoded.log_z.tolist(), strict=True)
@@ -391,7 +407,8 @@ class Parser(ParserI):  # type: ignore[misc]
                     spans = tuple(Span(*phrase) for phrase in everywhere[number])
                 elif request.wanted.spans:
                     spans = self._spans(number, skeleton, decoded)
-                parses.append(Parse(tree, log_prob, posterior_of(log_prob, log_z), log_z, False, spans))
+                posterior = posterior_of(log_prob, log_z)
+                parses.append(Parse(tree, log_prob, posterior, log_z, False, spans, certificates[number]))
             found.append(parses)
         return found
 
@@ -414,13 +431,19 @@ class Parser(ParserI):  # type: ignore[misc]
             for label in self._writer.phrase_labels(self._writer.chain_of(node))
         )
 
-    def _flat(self, sentence: Sentence, log_z: float, request: Request) -> Parse:
-        """For a sentence that the grammar has no tree for."""
+    def _flat(
+        self, sentence: Sentence, log_z: float, request: Request, certificate: Certificate | None = None
+    ) -> Parse:
+        """For a sentence that the grammar has no tree for, over its whole chart unless a certificate is given."""
         self.counts.fallbacks += 1
         tree = self._writer.flat(sentence.words, self._words[0].of([sentence]))
         labels = [node.label() for node in preorder(tree) if not is_preterminal(node) and node.label() != TOP]
         spans = tuple(Span(label, 0, len(sentence), 0.0) for label in labels) if request.wanted.spans else None
-        return Parse(tree, -torch.inf, 0.0, log_z, True, spans)
+        if not request.certify:
+            certificate = None
+        elif certificate is None:
+            (certificate,) = self._certificates.of([sentence], [None], None)
+        return Parse(tree, -torch.inf, 0.0, log_z, True, spans, certificate)
 
     def _count(self, charts: WholeCharts | CoarseToFine) -> None:
         """What was met since it was asked last."""
@@ -449,7 +472,7 @@ class Parser(ParserI):  # type: ignore[misc]
         coarse_words = WordScores(self.lexicon, coarse.grammar)
         charts = (
             ExactViterbi(self._grammars[0], coarse, self._stages)
-            if self.exact
+            if self._keeps_best
             else CoarseToFine(self._grammars, coarse, self.decoder, self._stages)
         )
         return Forests(self._words, coarse_words, charts, self.device)

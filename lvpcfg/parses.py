@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nltk.tree import Tree
 
@@ -20,6 +21,30 @@ class Span:
     posterior: float
 
 
+class Interval(NamedTuple):
+    """All that a number can be."""
+
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low if self.high > self.low else 0.0  # both may be -inf
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the exact grammar says of a sentence and of the tree that a compressed one found: never outside of these."""
+
+    log_z: Interval
+    log_prob: Interval  # -inf for flat trees
+    posterior: Interval  # of the tree, p(tree | sentence), not calibrated
+    over: str  # which trees Z is the sum of: WHOLE or PRUNED
+
+
+WHOLE, PRUNED = "whole chart", "pruned forest"
+
+
 @dataclass(frozen=True)
 class Parse:
     """A tree and what is known about it."""
@@ -32,6 +57,7 @@ class Parse:
     sentence_log_prob: float  # log p(sentence); where charts are pruned, of what is left
     flat: bool  # the grammar has no tree for the sentence
     spans: tuple[Span, ...] | None = None  # the phrases in preorder, on request
+    certificate: Certificate | None = None  # on request
 
     def _repr_svg_(self) -> str | None:
         """The tree, for notebooks; None, so that they show text, for one that is too deep for a picture."""
@@ -58,3 +84,10 @@ class Counts:
 
 def posterior_of(log_prob: float, log_z: float) -> float:
     return math.exp(min(0.0, log_prob - log_z)) if log_prob > -math.inf else 0.0
+
+
+def certificate_of(log_z: Interval, log_prob: Interval, over: str) -> Certificate:
+    low = math.exp(log_prob.low - log_z.high) if log_prob.low > -math.inf else 0.0
+    high = math.exp(min(0.0, log_prob.high - log_z.low)) if log_prob.high > -math.inf else 0.0
+    posterior = Interval(min(1.0, low * (1 - 1e-15)), min(1.0, high * (1 + 1e-15)))
+    return Certificate(log_z, log_prob, posterior, over)

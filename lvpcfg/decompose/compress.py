@@ -20,6 +20,7 @@ from lvpcfg.decompose.als import als
 from lvpcfg.decompose.apr import apr, conditional, expected_counts
 from lvpcfg.decompose.child_types import apr_by_child_types, cover_by_child_types
 from lvpcfg.decompose.dense import Difference, difference, rule_tensor
+from lvpcfg.decompose.envelope import envelope_of, expect_certifiable
 from lvpcfg.decompose.gradient import CPGrammar
 from lvpcfg.decompose.options import (
     APART,
@@ -64,8 +65,12 @@ class Compression:
     after: int  # and how many they are
 
 
-def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
-    """The model with its binary rules in CP form, or trimmed; `options` are those of the method: `rank=8` and so on."""
+def compress(model: Model, method: str = "als", seed: int = 0, certify: bool = False, **options: Any) -> Model:
+    """The model with its binary rules in CP form, or trimmed; `options` are those of the method: `rank=8` and so on.
+
+    With `certify`, which needs the method als, it keeps how far from the exact one it can be: parsers then say of each
+    sentence how wrong they can be.
+    """
     if not isinstance(model, Model):
         raise InputError(f"what is to be compressed is {show(model)}: expected a model. Model.load reads a folder.")
     expect("method", method, tuple(METHODS))
@@ -73,15 +78,19 @@ def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -
     for name in options:
         if name not in known:
             raise InputError(f"the method {method} has no option {show(name)}: it has {', '.join(sorted(known))}.")
-    return decompose(model, METHODS[method](**options), seed).model
+    return decompose(model, METHODS[method](**options), seed, certify=certify).model
 
 
-def decompose(model: Model, options: Options, seed: int = 0, progress: Progress | None = None) -> Compression:
+def decompose(
+    model: Model, options: Options, seed: int = 0, progress: Progress | None = None, certify: bool = False
+) -> Compression:
     """The model with its binary rules in CP form, and how far they are from what they were."""
     check(options)
     grammar = model.grammar
     if grammar.binary.compressed:
         raise InputError("the model is compressed already: expected one whose rules are tensors.")
+    if certify:
+        expect_certifiable(grammar, options)
     if isinstance(options, APROptions) and grammar.signed:
         raise InputError("the model has negative parameters: expected a non-negative one, or another method than apr.")
     if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
@@ -107,7 +116,7 @@ def decompose(model: Model, options: Options, seed: int = 0, progress: Progress 
         negative = torch.zeros_like(gamma)
     provenance = model.provenance | {"compressed": asdict(options) | {"seed": seed}}
     return Compression(
-        replace(model, grammar=small, provenance=provenance),
+        replace(model, grammar=small, provenance=provenance, envelope=envelope_of(grammar, small) if certify else None),
         grammar,
         factors,
         grammar.binary.child_types,

@@ -14,6 +14,7 @@ from lvpcfg.errors import InputError, show
 from lvpcfg.files import PathLike
 from lvpcfg.grammar import gaussian, rule_cp, whole_cp  # noqa: F401  (they register themselves)
 from lvpcfg.grammar.coarse import CoarseGrammar, is_large, projected_coarse
+from lvpcfg.grammar.envelope import Envelope
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.folder import (
     GRAMMAR,
@@ -25,6 +26,7 @@ from lvpcfg.grammar.folder import (
 )
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.reader import FORMER, MOST_STATES, BinaryReader
+from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.rules import REPRESENTATIONS, BinaryRules
 from lvpcfg.trees.binarisation import INTERMEDIATE, RIGHT, Binarisation
@@ -36,6 +38,7 @@ from lvpcfg.trees.treebank import Symbols
 FIRST_WITH_REPRESENTATION = FIRST_WITH_COARSE = 5
 FIRST_WITH_CHARACTERS = 6
 FIRST_WITH_DIGEST = FIRST_WITH_FOLDED_WORDS = 7
+FIRST_WITH_ENVELOPE = 8
 # What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
 INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
@@ -49,6 +52,7 @@ class Model:
     binarisation: Binarisation
     provenance: dict[str, Any] = field(default_factory=dict)  # how it was made, as plain JSON
     coarse: CoarseGrammar | None = None  # charts are pruned by it; without one, they are filled
+    envelope: Envelope | None = None  # of a compressed grammar: how far from the exact one it can be
 
     def save(self, path: PathLike, compressed: bool = False) -> None:
         """Writes the model into the folder `path`; a crash leaves the old model or the new one.
@@ -87,6 +91,8 @@ def _tensors(model: Model) -> dict[str, Tensor]:
         tensors |= lexical_tensors(replace(coarse.lexical, network=None), "coarse.lexical")
         if cover is not None:
             tensors |= {f"cover.{name}": factor.to(grammar.root.dtype) for name, factor in vars(cover).items()}
+    if model.envelope is not None:
+        tensors |= {f"envelope.{name}": tensor for name, tensor in model.envelope.tensors.items()}
     return tensors
 
 
@@ -105,6 +111,9 @@ def _description(model: Model) -> dict[str, Any]:
         "binary": {"representation": grammar.binary.name} | grammar.binary.sizes(),
         "coarse": model.coarse is not None,
         "cover_rank": 0 if model.coarse is None or model.coarse.cover is None else model.coarse.cover.rank,
+        "envelope": None
+        if model.envelope is None
+        else {"compressed": model.envelope.compressed, "source": model.envelope.source},
     } | lexicon_description(lexicon, grammar.lexical)
 
 
@@ -143,8 +152,30 @@ class _ModelReader(FolderReader[Model]):
             closed="closed" in self.description and self.get("closed", bool),  # else saved before there was such
         )
         return Model(
-            grammar, lexicon, self.binarisation(), self.get("provenance", dict), self.coarse(grammar, len(lexicon))
+            grammar,
+            lexicon,
+            self.binarisation(),
+            self.get("provenance", dict),
+            self.coarse(grammar, len(lexicon)),
+            self.envelope(grammar),
         )
+
+    def envelope(self, grammar: Grammar) -> Envelope | None:
+        if self.get("version", int) < FIRST_WITH_ENVELOPE or self.description.get("envelope", {}) is None:
+            return None
+        about, binary = self.get("envelope", dict), grammar.binary
+        if about.keys() != {"compressed", "source"} or not all(type(name) is str for name in about.values()):
+            self.refuse(f"'envelope' is {show(about)}: expected the digests of two grammars")
+        in_cp = binary.cp_rules if isinstance(binary, RuleCP) else torch.zeros(0, dtype=torch.int64)
+        exact, widest = self.indices("envelope.exact"), max(binary.state_counts)
+        if not bool(torch.isin(exact, in_cp).all()) or bool((exact[1:] <= exact[:-1]).any()):
+            self.refuse("the tensor 'envelope.exact' should have numbers of its rules in CP form, ascending")
+        values = self.floats("envelope.values", int(grammar.states[binary.rules[exact]].prod(1).sum()))
+        covered = len(in_cp) - len(exact)
+        terms = [self.floats(f"envelope.{name}", covered * widest).view(covered, widest) for name in "uvw"]
+        if any(bool((term < 0).any()) for term in terms):
+            self.refuse("its envelope has numbers below zero")
+        return Envelope(exact, values, *terms, **about)
 
     def coarse(self, grammar: Grammar, entries: int) -> CoarseGrammar | None:
         """Models of older versions have at most a cover: their coarse grammars were projected."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -53,7 +54,8 @@ class CoarseToFine:
         """
         forest, kept = self.pruning.forest(words[0], coarse_words, lengths, threshold)
         with torch.inference_mode():
-            return self._parse(words, lengths, forest, kept, wanted)
+            decoded = self._parse(words, lengths, forest, kept, wanted)
+        return replace(decoded, forest=(forest, kept)) if wanted.forest else decoded
 
     def _parse(self, words: Sequence[Tensor], lengths: Tensor, forest: Forest, kept: Nodes, wanted: Wanted) -> Decoded:
         word, symbol = words_of(forest, kept, lengths), take(kept.symbol, forest.leaves)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lvpcfg.chart.decode.coarse_to_fine import Fine
 from lvpcfg.chart.fast.build import form
+from lvpcfg.chart.fast.inside import FastForm
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.chart.forest.arrays import take
 from lvpcfg.chart.forest.forest import Forest
@@ -65,12 +66,19 @@ class LossBound:
         tags = len(self.fine.symbols.preterminals)
         index = self.tags.expand_as(words)
         leaf = words.new_zeros(len(words), tags).scatter_reduce_(1, index, words, "amax")
-        whole = torch.cat([log_partition(self.form, some.unsqueeze(1))[0] for some in leaf.split(lengths.tolist())])
+        whole = whole_charts(self.form, leaf, lengths)
         left = Fine(forest, self.rules, self.rules.leaf(leaf, word, symbol)).log_z()
         share = torch.where(left > -torch.inf, -torch.expm1((left - whole).clamp_max(0)), 1) + ROUNDING
         lost = torch.where(whole > -torch.inf, whole + share.log(), -torch.inf)
         highest = torch.logaddexp(log_z, lost)
         return [PruningLoss(*pair) for pair in zip(log_z.tolist(), highest.tolist(), strict=True)]
+
+
+def whole_charts(
+    form: FastForm, words: Float64[Tensor, "words tag_states"], lengths: Int64[Tensor, "sentences"]
+) -> Float64[Tensor, "sentences"]:
+    """log Z of the whole chart of each sentence; `words` are those of all of them, end to end."""
+    return torch.cat([log_partition(form, some.unsqueeze(1))[0] for some in words.split(lengths.tolist())])
 
 
 def coarsest(grammar: Grammar) -> Grammar:

@@ -154,8 +154,17 @@ class Plan:
 
     # Inside and outside
 
-    def inside(self, weights: Weights, leaf: Float[Tensor, "leaves states"], best: bool = False) -> Scores:
-        """With `best`, the largest product instead of the sum of all: then the weights have to be written out."""
+    def inside(
+        self,
+        weights: Weights,
+        leaf: Float[Tensor, "leaves states"],
+        best: bool = False,
+        least: Float[Tensor, "nodes_and_2"] | None = None,
+    ) -> Scores:
+        """With `best`, the largest product instead of the sum of all: then the weights have to be written out.
+
+        No score is below the `least` of its node, in the units in which it is computed.
+        """
         forest, layout, limits = self.forest, self.layout, Limits.of(leaf.dtype)
         alpha = leaf.new_zeros(forest.nodes + 2, self.widest)
         exponent = leaf.new_full((forest.nodes + 2,), IMPOSSIBLE)  # a node that no edge leads to stays so
@@ -204,7 +213,10 @@ class Plan:
                     into.scatter_reduce_(0, of.unsqueeze(1).expand_as(rows), rows, "amax")
                 else:
                     into.index_add_(0, of, rows)
-            write(level.nodes, self._kept(cells.narrow(0, 0, size)), base.narrow(0, 0, size), limits.smallest)
+            cells = self._kept(cells.narrow(0, 0, size))
+            if least is not None:
+                cells = torch.maximum(cells, take(least, level.nodes).unsqueeze(1))
+            write(level.nodes, cells, base.narrow(0, 0, size), limits.smallest)
         top = take(alpha, forest.tops)[:, 0].double()
         log_z = top.abs().log() + math.log(2) * take(exponent, forest.tops).double()
         return Scores(alpha, exponent, raised, log_z, top.sign(), projected)

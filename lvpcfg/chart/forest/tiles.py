@@ -104,7 +104,7 @@ class CPTiles:
     factors: Factors
 
     def of(self, rule: Int[Tensor, "tiles"]) -> "CPTiles":
-        return CPTiles(self.factors.map(lambda factor: factor.index_select(0, rule)))
+        return replace(self, factors=self.factors.map(lambda factor: factor.index_select(0, rule)))
 
     def numbers(self, width: int) -> int:
         sizes = (factor.shape[2] for factor in (self.factors.u, self.factors.v, self.factors.w))
