@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_model
 
-from lvpcfg import InputError, Model, Parser, compress, corpus, renormalise, train
+from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose import envelope as fitting
 from lvpcfg.decompose.envelope import cover, envelope_of
 from lvpcfg.grammar.coarse import projected_coarse
@@ -54,7 +54,7 @@ def holds(exact: Model, small: Model, sentences, prune: float, decoder: str = "m
     widths = []
     for parse, known in zip(parser.analyse(sentences, certify=True), truth.analyse(sentences), strict=True):
         found = parse.certificate
-        assert found.over == (PRUNED if prune else WHOLE)
+        assert found.over == (PRUNED if prune and not parse.flat else WHOLE)
         assert found.log_z.low <= known.sentence_log_prob + slack
         assert known.sentence_log_prob <= found.log_z.high + slack
         if parse.flat:
@@ -82,7 +82,9 @@ def test_intervals_hold_the_exact_numbers(seed, power, states, pruned):
 @given(st.integers(0, 10**6), st.floats(-12, 0), st.integers(1, 3))
 def test_intervals_hold_the_sums_over_all_derivations(seed, power, length):
     exact = random_model(seed, (2, 1, 1, 2))
-    (parse,) = Parser(near(exact, power, seed), device="cpu").analyse([["dog", "x", "barks", "y"][:length]], certify=True)
+    (parse,) = Parser(near(exact, power, seed), device="cpu").analyse(
+        [["dog", "x", "barks", "y"][:length]], certify=True
+    )
     leaf = exact.grammar.lexical.values_of(exact.lexicon.tokens([["dog", "x", "barks", "y"][:length]]))
     z = total(derivations(of_grammar(exact.grammar).full, leaf))
     low, high = parse.certificate.log_z
@@ -135,7 +137,7 @@ def test_long_sentences_are_within_their_intervals():
     exact = random_model(2)
     exact = replace(exact, coarse=projected_coarse(exact.grammar))
     for prune in (0.0, 1e-4):
-        holds(exact, near(exact, -4, 1), [["dog", "barks", "x"] * 30], prune, slack=1e-6)
+        holds(exact, near(exact, -4, 1), [["x", "y", "z"] * 12], prune, slack=1e-6)
 
 
 def test_an_upper_score_does_not_underflow():
@@ -153,7 +155,7 @@ def test_an_upper_score_does_not_underflow():
     model = replace(model, coarse=projected_coarse(grammar))
     assert lexical is model.grammar.lexical
     for prune in (0.0, 1e-9):
-        holds(model, model, [["dog"] * 60, ["dog"] * 61], prune, slack=1e-6)
+        holds(model, model, [["dog"] * 30], prune, slack=1e-6)
 
 
 def _diagonal(first: float, second: float) -> torch.Tensor:
@@ -164,7 +166,9 @@ def _diagonal(first: float, second: float) -> torch.Tensor:
 
 def test_impossible_and_too_long_sentences():
     exact = random_model(0)
-    exact = replace(exact, grammar=replace(exact.grammar, lexical=replace(exact.grammar.lexical, weight=torch.zeros(4).double())))
+    exact = replace(
+        exact, grammar=replace(exact.grammar, lexical=replace(exact.grammar.lexical, weight=torch.zeros(4).double()))
+    )
     small = near(exact, -3, 0)
     (impossible,) = Parser(small, device="cpu").analyse([["unseen", "dog"]], certify=True)
     assert impossible.flat
@@ -212,9 +216,9 @@ def test_folders_with_a_wrong_envelope_are_refused(small, tmp_path):
     wrong = replace(small, envelope=replace(small.envelope, exact=torch.tensor([10**6])))
     with pytest.raises(InputError, match=r"envelope\.exact"):
         wrong.save(tmp_path)
-    wrong = replace(small, envelope=replace(small.envelope, v=small.envelope.v[1:]))
-    with pytest.raises(InputError, match=r"envelope\.v"):
-        wrong.save(tmp_path)
+    terms = {name: getattr(small.envelope, name)[1:] for name in "uvw"}
+    with pytest.raises(InputError, match=r"the tensor 'envelope\.u' has .* numbers, expected"):
+        replace(small, envelope=replace(small.envelope, **terms)).save(tmp_path)
 
 
 def test_folders_of_the_format_before_are_read(latent, tmp_path):
@@ -229,7 +233,8 @@ def test_models_without_a_certificate_get_one_sentence(latent, small):
     with pytest.raises(InputError, match="the model has no certificate: expected one whose rules are tensors"):
         Parser(replace(small, envelope=None), device="cpu").analyse(sentence, certify=True)
     with pytest.raises(InputError, match="the model is not the one that its certificate was made for"):
-        Parser(renormalise(small), device="cpu").analyse(sentence, certify=True)
+        scaled = replace(small.grammar, root=2 * small.grammar.root)
+        Parser(replace(small, grammar=scaled), device="cpu").analyse(sentence, certify=True)
     with pytest.raises(InputError, match="certify needs decompose=als"):
         compress(latent, method="svd", certify=True)
     with pytest.raises(InputError, match="certify needs one model"):
@@ -237,6 +242,9 @@ def test_models_without_a_certificate_get_one_sentence(latent, small):
     root = latent.grammar.root.clone()
     root[0] = -1.0
     signed = replace(latent, grammar=replace(latent.grammar, root=root))
-    for wrong in (lambda: compress(signed, certify=True), lambda: Parser(signed, device="cpu").analyse(sentence, certify=True)):
+    for wrong in (
+        lambda: compress(signed, certify=True),
+        lambda: Parser(signed, device="cpu").analyse(sentence, certify=True),
+    ):
         with pytest.raises(InputError, match="the exact model has numbers below zero"):
             wrong()

@@ -20,7 +20,7 @@ from lvpcfg.grammar.expectations import expected_states
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_cp import RuleCP
-from lvpcfg.grammar.rules import CHUNK, end_to_end, similar
+from lvpcfg.grammar.rules import CHUNK, similar
 
 LOOSENESS = 0.01  # of all rules with an envelope together, in a tree
 STEPS, RATE = 100, 0.1
@@ -44,7 +44,6 @@ def envelope_of(exact: Grammar, small: Grammar) -> Envelope:
     sizes = binary.states[binary.rules[binary.cp_rules]]
     terms = Factors(*(torch.zeros_like(binary.u[:, 0]) for _ in range(3)))  # each [cp_rules, widest]
     looseness = torch.zeros(len(sizes), dtype=torch.float64, device=device)
-    groups = []
     for group, shape in similar(sizes):
         for some in group.split(max(1, CHUNK // torch.Size(shape).numel())):
             tensors = torch.zeros(len(some), *shape, dtype=torch.float64, device=device)
@@ -52,8 +51,7 @@ def envelope_of(exact: Grammar, small: Grammar) -> Envelope:
                 known = exact.binary.tensor(rule)
                 tensor[: known.shape[0], : known.shape[1], : known.shape[2]] = known
             u, v, w = (
-                factor[some, :, :size]
-                for factor, size in zip((factors.u, factors.v, factors.w), shape, strict=True)
+                factor[some, :, :size] for factor, size in zip((factors.u, factors.v, factors.w), shape, strict=True)
             )
             mass = Factors(u.abs(), v.abs(), w.abs()).tensor()
             residual = (tensors - Factors(u, v, w).tensor()).abs() + _rounding(shape, binary.factors.rank) * mass
@@ -64,17 +62,15 @@ def envelope_of(exact: Grammar, small: Grammar) -> Envelope:
                 into[some, : term.shape[1]] = term.to(into.dtype)
             x, y, z = (term.double() for term in (found.u, found.v, found.w))
             looseness[some] = (expected[state] * x).sum(1) * y.sum(1) * z.sum(1)
-            groups.append((some, tensors))
     order = looseness.argsort()
     kept = order[looseness[order].cumsum(0) > LOOSENESS].sort().values
     covered = torch.ones_like(looseness, dtype=torch.bool).index_fill(0, kept, False)
-    number = covered.logical_not().cumsum(0) - 1
-    exactly = [
-        (number[some[~covered[some]]], tensors[~covered[some]]) for some, tensors in groups
-    ]
-    values = end_to_end(exactly, sizes[kept], terms.u)
+    numbers = binary.cp_rules[kept]
+    is_kept = torch.zeros_like(binary.is_cp).index_fill(0, numbers, True)
+    written = exact.binary.listed()
+    values = written.values[torch.repeat_interleave(is_kept, written.starts.diff())]
     u, v, w = (term[covered] for term in (terms.u, terms.v, terms.w))
-    return Envelope(binary.cp_rules[kept], values, u, v, w, digest(small), digest(exact))
+    return Envelope(numbers, values, u, v, w, digest(small), digest(exact))
 
 
 def _rounding(shape: list[int], rank: int) -> float:

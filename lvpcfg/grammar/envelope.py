@@ -19,6 +19,7 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 
+
 @dataclass(frozen=True, eq=False)
 class Envelope:
     """Of the rules in CP form of a grammar: `exact` ones, and the others in their order, which have a term each."""
@@ -79,9 +80,7 @@ def _centre(grammar: Grammar, envelope: Envelope) -> Bracketed:
     values[~binary.is_cp[of_number]] = binary.values
     values[is_exact[of_number]] = envelope.values.double()
     u, v, w = (factor[covered] for factor in (binary.u, binary.v, binary.w))
-    rules = RuleCP(
-        binary.state_counts, binary.interminals, binary.rules, values, binary.cp_rules[covered], u, v, w
-    )
+    rules = RuleCP(binary.state_counts, binary.interminals, binary.rules, values, binary.cp_rules[covered], u, v, w)
     terms = Factors(*(factor.double().unsqueeze(1) for factor in (envelope.u, envelope.v, envelope.w)))
     return Bracketed(replace(grammar, binary=rules), terms if bool(covered.any()) else None)
 
@@ -101,4 +100,3 @@ def digest(grammar: Grammar) -> str:
     ):
         found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
-
