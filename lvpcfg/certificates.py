@@ -10,19 +10,35 @@ from lvpcfg.chart.decode.certificate import Certifier
 from lvpcfg.chart.derivations import Skeleton
 from lvpcfg.chart.forest.forest import Forest
 from lvpcfg.chart.forest.prune import Nodes
-from lvpcfg.grammar.envelope import bracketed
+from lvpcfg.errors import InputError, show
+from lvpcfg.grammar.envelope import NONE, bracketed, digest
 from lvpcfg.grammar.model import Model
 from lvpcfg.grammar.word_scores import Sentence, WordScores
+from lvpcfg.options import PRODUCT
 from lvpcfg.parses import PRUNED, WHOLE, Certificate, Interval, certificate_of
 
 IMPOSSIBLE = Interval(-math.inf, -math.inf)
 UNKNOWN = certificate_of(Interval(-math.inf, math.inf), IMPOSSIBLE, WHOLE)  # of sentences that were not looked at
 
 
+def check_exact(models: Sequence[Model], exact: Model, decoder: str) -> None:
+    """That they go together."""
+    if not isinstance(exact, Model):
+        raise InputError(f"exact is {show(exact)}: expected a model. Model.load reads a folder.")
+    if decoder != PRODUCT:
+        raise InputError(f"exact is for decoder={PRODUCT}: found {decoder}.")
+    if len(models) != 1 or models[0].envelope is None:
+        raise InputError(NONE)
+    if models[0].envelope.source != digest(exact.grammar):
+        raise InputError("exact is not the model that the other one was compressed from: expected that one.")
+
+
 class Certificates:
     """By a compressed model with an envelope, or by an exact one; without numbers below zero."""
 
     def __init__(self, model: Model, device: torch.device) -> None:
+        if "compressed" in model.provenance and model.envelope is None:
+            raise InputError(NONE)
         self.certifier = Certifier(bracketed(model.grammar, model.envelope).to(device))
         self.words, self.device = WordScores(model.lexicon, self.certifier.known.centre), device
 

@@ -11,7 +11,8 @@ from nltk.tree import Tree
 from tqdm import tqdm
 
 from lvpcfg.calibration import Calibration
-from lvpcfg.certificates import UNKNOWN, Certificates
+from lvpcfg.certificates import UNKNOWN, Certificates, check_exact
+from lvpcfg.chart.decode.certificate import CertifiedCoarseToFine
 from lvpcfg.chart.decode.coarse_to_fine import CoarseToFine
 from lvpcfg.chart.decode.decode import Decoder
 from lvpcfg.chart.decode.decoded import BEST, Decoded, Wanted
@@ -69,7 +70,9 @@ class Parser(ParserI):  # type: ignore[misc]
     by that grammar is below `prune` are dropped; 0 drops nothing, and "exact", with the decoder viterbi, nothing that
     could be in the best derivation. Batches have up to `batch_tokens` words, or less where charts are large. Sentences
     of more than `max_length` words get a flat tree.
-    With a `calibration`, posteriors of trees and phrases are scaled by it.
+    With a `calibration`, posteriors of trees and phrases are scaled by it. With an `exact` model, of which the first is
+    compressed with a certificate, `parse_sents` gives the trees of the exact one, by the first where they are the same
+    for sure; all else is by the exact one alone.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Parser(ParserI):  # type: ignore[misc]
         batch_tokens: int = TOKENS,
         max_length: int = MAX_LENGTH,
         calibration: Calibration | None = None,
+        exact: Model | None = None,
     ) -> None:
         if decoder is not None:
             expect("decoder", decoder, DECODERS)
@@ -97,6 +101,10 @@ class Parser(ParserI):  # type: ignore[misc]
         if not all(isinstance(each, Model) for each in self.models):
             raise InputError(f"a parser takes a model, or several: found {show(model)}. Parser.load takes folders.")
         decoder = decoder or default_decoder(self.models)
+        small = self.models[0] if self.models else None
+        if exact is not None:
+            check_exact(self.models, exact, decoder)
+            self.models = [exact]
         _check_product(self.models, decoder)
         self.model, self.decoder, self._keeps_best = self.models[0], decoder, prune == EXACT
         self.prune = THRESHOLD if isinstance(prune, str) else prune
@@ -126,6 +134,13 @@ class Parser(ParserI):  # type: ignore[misc]
         self._probabilities = TreeProbabilities(self._whole)
         if self._pruned and coarse is not None:
             self._forests = self._forests_by(coarse)
+        self._certified: Forests | None = None
+        if exact is not None and small is not None:
+            if not self._pruned or coarse is None:
+                raise InputError("exact needs charts that are pruned: expected a posterior above 0 for prune.")
+            certifier = Certificates(small, self.device).certifier
+            charts = CertifiedCoarseToFine(self._grammars[0], self._coarse_on_device(coarse), self._stages, certifier)
+            self._certified = replace(self._forests, coarse_to_fine=charts)
 
     @staticmethod
     def load(
@@ -137,6 +152,7 @@ class Parser(ParserI):  # type: ignore[misc]
         batch_tokens: int = TOKENS,
         max_length: int = MAX_LENGTH,
         calibration: PathLike | None = None,
+        exact: PathLike | None = None,
     ) -> "Parser":
         """A parser for the model in a folder, or for the product of those in several; the calibration is a file.
 
@@ -145,7 +161,8 @@ class Parser(ParserI):  # type: ignore[misc]
         paths = [path] if isinstance(path, str | os.PathLike) else listed("model", path, "a folder, or a list of them")
         scaling = None if calibration is None else Calibration.load(calibration)
         models = [Model.load(part) for path in paths for part in parts(path)]
-        return Parser(models, decoder, device, dtype, prune, batch_tokens, max_length, scaling)
+        source = None if exact is None else Model.load(exact)
+        return Parser(models, decoder, device, dtype, prune, batch_tokens, max_length, scaling, source)
 
     def parse(self, sent: Sequence[str]) -> Tree:
         """The tree of one tokenised sentence."""
@@ -366,11 +383,12 @@ class Parser(ParserI):  # type: ignore[misc]
         found: dict[int, list[Parse]] = {}
         waiting = list(range(len(sentences)))
         product = len(self.models) > 1
+        forests = self._forests if self._certified is None or request.probabilities else self._certified
         for factor in (*LOOSER, 0) if product else LOOSER:
             if waiting:
                 some = [sentences[number] for number in waiting]
-                decoded = self._forests.parse(some, self.prune * factor, request.wanted)
-                self._count(self._forests.coarse_to_fine)
+                decoded = forests.parse(some, self.prune * factor, request.wanted)
+                self._count(forests.coarse_to_fine)
                 parses = self._parses(some, decoded, request)
                 found |= {number: known for number, known in zip(waiting, parses, strict=True) if known}
                 waiting = [number for number in waiting if number not in found]
@@ -451,6 +469,10 @@ class Parser(ParserI):  # type: ignore[misc]
         self.counts.log_sum_exp += charts.ways.pop(LOGARITHMIC, 0)
         if isinstance(charts, WholeCharts) and self.decoder == VITERBI:
             return
+        if isinstance(charts, CertifiedCoarseToFine):
+            self.counts.certified += charts.certified
+            self.counts.uncertified += charts.uncertified
+            charts.certified = charts.uncertified = 0
         decoder: Decoder = charts.decoder
         self.counts.negative_rules += decoder.negative
         self.counts.by_recall += decoder.recalled
@@ -467,8 +489,11 @@ class Parser(ParserI):  # type: ignore[misc]
         """For the edges of whole charts that are worth listing."""
         return self._forests_by(self.model.coarse or projected_coarse(self.model.grammar))
 
+    def _coarse_on_device(self, coarse: CoarseGrammar) -> CoarseGrammar:
+        return covered(coarse).to(self.device, self._grammar.root.dtype)
+
     def _forests_by(self, coarse: CoarseGrammar) -> "Forests":
-        coarse = covered(coarse).to(self.device, self._grammar.root.dtype)
+        coarse = self._coarse_on_device(coarse)
         coarse_words = WordScores(self.lexicon, coarse.grammar)
         charts = (
             ExactViterbi(self._grammars[0], coarse, self._stages)

@@ -79,6 +79,8 @@ class Counts:
     split: int = 0  # batches that were too large for the memory, and were parsed in halves
     negative_rules: int = 0  # posteriors below zero, through signed parameters
     by_recall: int = 0  # sentences that those left without a tree: labelled recall instead
+    certified: int = 0  # with an exact model: trees that the compressed one was sure of
+    uncertified: int = 0  # and those that the exact one was asked for
     unknown_tags: int = 0  # given tags that the model does not know: any tag instead
 
 

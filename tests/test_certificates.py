@@ -248,3 +248,54 @@ def test_models_without_a_certificate_get_one_sentence(latent, small):
     ):
         with pytest.raises(InputError, match="the exact model has numbers below zero"):
             wrong()
+
+
+def trees_of_both(exact, small, sentences, dtype="float32", prune=5e-5):
+    """By the exact parser, and by the certified one, with what it counts."""
+    certified = Parser(small, "max-rule", device="cpu", dtype=dtype, prune=prune, exact=exact)
+    parser = Parser(exact, "max-rule", device="cpu", dtype=dtype, prune=prune)
+    return parser.parse_sents(sentences), certified.parse_sents(sentences), certified.counts
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.floats(-9, 0), st.tuples(*[st.integers(1, 4)] * 4))
+def test_certified_trees_are_those_of_the_exact_model(seed, power, states):
+    exact = random_model(seed, states)
+    exact = replace(exact, coarse=projected_coarse(exact.grammar))
+    expected, found, counts = trees_of_both(exact, near(exact, power, seed), SENTENCES, "float64", 1e-6)
+    assert found == expected
+    assert counts.certified + counts.uncertified >= counts.sentences
+
+
+def test_certified_trees_of_the_embedded_corpus(latent, small):
+    sentences = [words(tree) for tree in corpus("dev")[:40]]
+    expected, found, counts = trees_of_both(latent, small, sentences)
+    assert found == expected
+    assert counts.certified > 0
+
+
+def test_a_compressed_model_without_a_residual_certifies_all():
+    exact = random_model(5)
+    exact = replace(exact, coarse=projected_coarse(exact.grammar))
+    expected, found, counts = trees_of_both(exact, near(exact, -30, 5), SENTENCES[:4], "float64")
+    assert found == expected
+    assert (counts.certified, counts.uncertified) == (4, 0)
+
+
+def test_a_wide_envelope_certifies_nothing_that_is_not_so():
+    exact = random_model(5)
+    exact = replace(exact, coarse=projected_coarse(exact.grammar))
+    expected, found, counts = trees_of_both(exact, near(exact, 1, 5), SENTENCES[:4], "float64")
+    assert found == expected
+    assert counts.uncertified > 0
+
+
+def test_exact_models_that_do_not_fit_get_one_sentence(latent, small):
+    with pytest.raises(InputError, match="exact is not the model that the other one was compressed from"):
+        Parser(small, device="cpu", exact=small)
+    with pytest.raises(InputError, match="exact is for decoder=max-rule: found viterbi"):
+        Parser(small, "viterbi", device="cpu", exact=latent)
+    with pytest.raises(InputError, match="the model has no certificate"):
+        Parser(latent, device="cpu", exact=latent)
+    with pytest.raises(InputError, match="expected a posterior above 0 for prune"):
+        Parser(small, device="cpu", prune=0, exact=latent)

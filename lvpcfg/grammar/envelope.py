@@ -19,6 +19,11 @@ from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 
+NONE = (
+    "the model has no certificate: expected one whose rules are tensors, or one that was compressed with "
+    "decompose=als certify=true."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
@@ -51,16 +56,13 @@ class Bracketed:
 
 def bracketed(grammar: Grammar, envelope: Envelope | None) -> Bracketed:
     """What is known of the exact grammar: of one whose rules are tensors all, of a compressed one by its envelope."""
+    if envelope is not None and envelope.compressed != digest(grammar):
+        raise InputError("the model is not the one that its certificate was made for: expected it as compressed.")
     if isinstance(grammar.binary, RuleTensors):
         expect_nonnegative(grammar)
         return Bracketed(grammar.to(dtype=torch.float64), None)
     if envelope is None or not isinstance(grammar.binary, RuleCP):
-        raise InputError(
-            "the model has no certificate: expected one whose rules are tensors, or one that was compressed with "
-            "decompose=als certify=true."
-        )
-    if envelope.compressed != digest(grammar):
-        raise InputError("the model is not the one that its certificate was made for: expected it as compressed.")
+        raise InputError(NONE)
     return _centre(grammar.to(dtype=torch.float64), envelope)
 
 

@@ -188,7 +188,7 @@ class Decoder:
             self.negative += sum(int((some.edges < -NEGLIGIBLE).sum()) for some in posteriors)
 
         def decode(decoder: str) -> list[list[Skeleton]]:
-            worths = [self._worths(decoder, forest, nodes, some) for some in posteriors]
+            worths = [self.worths(decoder, forest, nodes, some) for some in posteriors]
             edges, leaves = (torch.stack(parts).sum(0) for parts in zip(*worths, strict=True))
             best = best_trees(forest, edges, leaves)
             found = trees_of(forest, nodes, best, lengths)
@@ -234,7 +234,7 @@ class Decoder:
     def writer(self) -> Writer:
         return Writer(self.grammar)
 
-    def _worths(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
+    def worths(self, decoder: str, forest: Forest, nodes: Nodes, known: Posteriors) -> tuple[Tensor, Tensor]:
         """The worth of each edge and of each leaf."""
         worth, edges, parents = self.worth(decoder), known.edges, known.nodes[forest.parent]
         is_step = self.is_step[forest.rule]
@@ -250,22 +250,34 @@ def as_lists(trees: Sequence[Skeleton | None]) -> list[list[Skeleton]]:
 
 def best_trees(forest: Forest, edges: Float[Tensor, "edges"], leaves: Float[Tensor, "leaves"]) -> BestTrees:
     """The best trees of a forest, given the worth of each edge and of each leaf. Of equal edges the first is chosen."""
+    chosen, worth = best_edges(forest, edges, leaves)
+    best = chosen_trees(forest, chosen, edges)
+    best.worth.narrow(0, 0, len(worth)).copy_(worth)
+    return best
+
+
+def best_edges(
+    forest: Forest, edges: Float[Tensor, "edges"], leaves: Float[Tensor, "leaves"]
+) -> tuple[Int64[Tensor, "nodes_and_2"], Float[Tensor, "nodes_and_2"]]:
+    """The topmost edge of the best tree below each node, -1 where there is none, and what that tree is worth."""
     worth = edges.new_full((forest.nodes + 2,), -math.inf)
     worth.narrow(0, forest.nodes + 1, 1).zero_()  # the right child of unary rules
     worth.index_copy_(0, forest.leaves, leaves)
     none = len(edges)
     chosen = torch.full((forest.nodes + 2,), none, device=edges.device)
-    order = forest.level.argsort(stable=True)
-    sizes = torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist()
-    for here in order.split(sizes):
+    for here in by_level(forest):
         parent = take(forest.parent, here)
         offered = take(edges, here) + take(worth, take(forest.left, here)) + take(worth, take(forest.right, here))
         worth.scatter_reduce_(0, parent, offered, "amax")
         won = (offered == take(worth, parent)) & (offered > -math.inf)
         chosen.scatter_reduce_(0, parent, torch.where(won, here, none), "amin")
-    best = chosen_trees(forest, torch.where(chosen < none, chosen, -1), edges)
-    best.worth.narrow(0, 0, len(worth)).copy_(worth)
-    return best
+    return torch.where(chosen < none, chosen, -1), worth
+
+
+def by_level(forest: Forest) -> tuple[Int64[Tensor, "some"], ...]:
+    """The edges of each level, from the lowest."""
+    order = forest.level.argsort(stable=True)
+    return order.split(torch.unique_consecutive(forest.level[order], return_counts=True)[1].tolist())
 
 
 def chosen_trees(forest: Forest, chosen: Int64[Tensor, "nodes_and_2"], like: Float[Tensor, "..."]) -> BestTrees:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from lvpcfg.chart.forest.arrays import take
+from lvpcfg.chart.forest.arrays import take, true_indices
 from lvpcfg.chart.forest.packed import COLUMNS, Forest
 from lvpcfg.chart.forest.plan import IMPOSSIBLE, Plan
 from lvpcfg.chart.forest.prune import FineRules
@@ -98,6 +98,32 @@ class Brackets:
         found = torch.where(possible & (self.scores.sign > 0), self.scores.log_z, -torch.inf)
         high, low = found.split(self.sentences)
         return low - self.margin, high + self.margin
+
+    @cached_property
+    def posteriors(self) -> "PosteriorBounds":
+        """Of all edges and nodes, each times the same number for all of a sentence."""
+        edges = torch.zeros(2 * len(self.forest.rule) + 1, dtype=torch.float64, device=self.margin.device)
+        scores, plan = self.scores, self.plan
+        beta = plan.outside(self.weights, scores, torch.ones_like(scores.log_z), edges)
+        nodes = (scores.alpha * beta).sum(1)[: 2 * self.forest.nodes].view(2, -1)
+        wrong = take(plan.sentence_of_node(), true_indices(plan.out_of_range(scores, beta)))
+        high, low = scores.log_z.split(self.sentences)
+        share = (low - high).exp()  # both halves are in units of their own Z
+        known = share > 0
+        known[wrong[wrong >= 0] % self.sentences] = False
+        return PosteriorBounds(*edges[:-1].view(2, -1), *nodes, share, known)
+
+
+@dataclass(frozen=True, eq=False)
+class PosteriorBounds:
+    """In units of the high Z of each sentence for the high ones, of the low Z for the low ones, which is `share`."""
+
+    high: Float64[Tensor, "edges"]
+    low: Float64[Tensor, "edges"]
+    high_nodes: Float64[Tensor, "nodes"]
+    low_nodes: Float64[Tensor, "nodes"]
+    share: Float64[Tensor, "sentences"]  # low Z / high Z
+    known: Bool[Tensor, "sentences"]  # else numbers were out of range
 
 
 def _twice(forest: Forest, lower: Int64[Tensor, "rules"]) -> Forest:
