@@ -11,15 +11,18 @@ from cases import of_grammar
 from enumeration import derivations, total
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import options_of, run
 from strategies import random_model
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train
 from lvpcfg.decompose import envelope as fitting
 from lvpcfg.decompose.envelope import cover, envelope_of
+from lvpcfg.decompose.options import ALSOptions
 from lvpcfg.grammar.coarse import projected_coarse
 from lvpcfg.grammar.envelope import bracketed
 from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.parses import PRUNED, WHOLE
+from lvpcfg.trees.brackets import format_tree
 from lvpcfg.trees.walk import words
 
 SENTENCES = [["dog"], ["dog", "barks"], ["barks", "dog", "dog"], ["x", "barks", "dog", "barks"], ["dog"] * 6]
@@ -193,7 +196,7 @@ def test_a_compressed_model_of_the_embedded_corpus(latent, small):
     sentences = [words(tree) for tree in corpus("dev")[:30]]
     widths = holds(latent, small, sentences, 5e-5, slack=1e-9)
     assert 0 < sorted(widths)[len(widths) // 2] < 0.1
-    assert 0 < len(small.envelope.u)
+    assert len(small.envelope.u) > 0
 
 
 def test_a_certificate_is_kept_in_the_folder(small, tmp_path):
@@ -232,8 +235,8 @@ def test_models_without_a_certificate_get_one_sentence(latent, small):
     sentence = [["No", "."]]
     with pytest.raises(InputError, match="the model has no certificate: expected one whose rules are tensors"):
         Parser(replace(small, envelope=None), device="cpu").analyse(sentence, certify=True)
+    scaled = replace(small.grammar, root=2 * small.grammar.root)
     with pytest.raises(InputError, match="the model is not the one that its certificate was made for"):
-        scaled = replace(small.grammar, root=2 * small.grammar.root)
         Parser(replace(small, grammar=scaled), device="cpu").analyse(sentence, certify=True)
     with pytest.raises(InputError, match="certify needs decompose=als"):
         compress(latent, method="svd", certify=True)
@@ -299,3 +302,63 @@ def test_exact_models_that_do_not_fit_get_one_sentence(latent, small):
         Parser(latent, device="cpu", exact=latent)
     with pytest.raises(InputError, match="expected a posterior above 0 for prune"):
         Parser(small, device="cpu", prune=0, exact=latent)
+
+
+@pytest.fixture(scope="module")
+def folders(latent, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    latent.save(folder / "exact")
+    options = ALSOptions(rank=2, threshold=1e-2)
+    result, printed = run("compress", folder, model=str(folder / "exact"), decompose=options, certify=True)
+    return folder, result, printed
+
+
+def test_the_job_compresses_with_a_certificate(folders, small):
+    folder, result, printed = folders
+    loaded = Model.load(folder / "model")
+    assert loaded.envelope.compressed == small.envelope.compressed
+    assert result["certificate_kept"] == len(small.envelope.exact)
+    assert 0 < result["certificate_median"] < 0.1
+    assert 0.5 < result["certificate_narrow"] <= 1
+    assert "Certificate:" in printed
+
+
+def test_the_job_writes_certificates(folders, small, tmp_path):
+    folder, *_ = folders
+    source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("No .\nThe dog barks .\n")
+    run("parse", tmp_path / "run", model=str(folder / "model"), input=str(source), output=str(output), certify=True)
+    found = [json.loads(line)["certificate"] for line in output.read_text().splitlines()]
+    parses = Parser(small, device="cpu").analyse([["No", "."], ["The", "dog", "barks", "."]], certify=True)
+    for one, parse in zip(found, parses, strict=True):
+        assert one["log_z"] == pytest.approx([*parse.certificate.log_z])
+        assert one["over"] == PRUNED
+
+
+def test_the_job_decodes_by_the_exact_model(folders, latent, tmp_path):
+    folder, *_ = folders
+    sentences = [words(tree) for tree in corpus("dev")[:10]]
+    source, output = tmp_path / "in.txt", tmp_path / "out.mrg"
+    source.write_text("".join(" ".join(sentence) + "\n" for sentence in sentences))
+    options = {"input": str(source), "output": str(output), "certify": "exact", "exact": str(folder / "exact")}
+    result, _ = run("parse", tmp_path / "run", model=str(folder / "model"), **options)
+    expected = Parser(latent, device="cpu").parse_sents(sentences)
+    assert output.read_text().splitlines() == [format_tree(tree) for tree in expected]
+    assert result["certified"] + result["uncertified"] == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"certify": "maybe"}, "certify is 'maybe': expected false, true or exact."),
+        ({"certify": "exact"}, "certify=exact and exact=FOLDER, the model before it was compressed, go together."),
+        ({"exact": "b"}, "certify=exact and exact=FOLDER, the model before it was compressed, go together."),
+        ({"certify": True, "k_best": 2}, "certify is for the best tree"),
+        ({"certify": "exact", "exact": "b", "spans": True}, "certify=exact for trees alone"),
+        ({"certify": True, "output_format": "conll"}, "certify=true need output_format=jsonl"),
+        ({"certify": "exact", "exact": "b", "output_format": "jsonl"}, "certify=exact gives trees alone"),
+    ],
+)
+def test_wrong_options_get_one_sentence(options, expected):
+    with pytest.raises(InputError, match=expected):
+        options_of("parse", model="a", **options)

@@ -28,6 +28,7 @@ class Writer:
     kind: str
     k_best: int = 1  # trees of a sentence
     spans: bool = False  # the posterior of each
+    certify: bool = False  # what the tree can be under the exact grammar
 
     @property
     def begin(self) -> bytes:
@@ -43,6 +44,10 @@ class Writer:
     ) -> Sequence[Sequence[Tree | Parse]]:
         """The trees of each record, with as much about them as will be written."""
         sentences, tags = [record.words for record in records], [record.tags for record in records]
+        if self.certify:
+            return [
+                [one] for one in parser.analyse(sentences, update=update, tags=tags, spans=self.spans, certify=True)
+            ]
         if self.kind == JSONL:
             return parser.k_best_sents(sentences, self.k_best, update=update, tags=tags, spans=self.spans)
         return [[tree] for tree in parser.parse_sents(sentences, update=update, tags=tags)]
@@ -75,6 +80,11 @@ class Writer:
         found: dict[str, Any] = {"tree": format_tree(parse.tree), "log_prob": log_prob, "posterior": parse.posterior}
         if parse.spans is not None:
             found["spans"] = [[span.label, span.start, span.end, span.posterior] for span in parse.spans]
+        if parse.certificate is not None:
+            found["certificate"] = {
+                name: value if isinstance(value, str) else [end if math.isfinite(end) else None for end in value]
+                for name, value in vars(parse.certificate).items()
+            }
         return found
 
 

@@ -42,7 +42,7 @@ FIRST = (256, 512, 1024)  # records in the first windows of a stream, so that tr
 WAITING = 4  # parts that wait for the disk
 MOMENT = 10.0  # seconds between two points in TensorBoard
 # Told in another way.
-WHERE = ("model", "calibration", "input", "output", "processes", "backend", "input_format", "output_format")
+WHERE = ("model", "exact", "calibration", "input", "output", "processes", "backend", "input_format", "output_format")
 
 
 def to_file(options: CorpusOptions, paths: tuple[str, ...], path: str, run: Run) -> None:

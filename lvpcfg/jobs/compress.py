@@ -16,6 +16,7 @@ class CompressOptions(DeviceOptions):
     model: Any  # a folder
     decompose: Any  # the options of one of METHODS
     seed: int
+    certify: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()

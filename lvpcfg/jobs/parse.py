@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lvpcfg import processes
-from lvpcfg.errors import InputError, expect
+from lvpcfg.errors import InputError, expect, show
 from lvpcfg.jobs.corpora import CorpusOptions, Wording, go_through
 from lvpcfg.jobs.options import ParserOptions, expect_positive
-from lvpcfg.options import BACKENDS, JSONL, OUTPUT_FORMATS, RAY
+from lvpcfg.options import BACKENDS, EXACT, JSONL, OUTPUT_FORMATS, RAY
 from lvpcfg.registry import JOBS
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ PARSED = Wording(
         ("looser", "Sentences parsed again, since pruning left no tree of theirs"),
         ("exhaustive", "Sentences parsed without pruning, since lower thresholds left none either"),
         ("by_recall", "Sentences decoded by labelled recall, since rule scores below zero left no tree"),
+        ("certified", "Sentences whose tree is for sure that of the exact model"),
+        ("uncertified", "Sentences parsed by the exact model, since another tree might be its best"),
         ("split", "Batches parsed in halves, since they did not fit into the memory"),
     ),
 )
@@ -46,6 +48,8 @@ class ParseOptions(CorpusOptions, ParserOptions):
     k_best: int
     spans: bool
     calibration: str | None
+    certify: Any  # false, true or EXACT
+    exact: str | None
     backend: str
 
     WORDING, FORMATS = PARSED, OUTPUT_FORMATS
@@ -56,8 +60,15 @@ class ParseOptions(CorpusOptions, ParserOptions):
         expect("backend", self.backend, BACKENDS)
         if self.tokenize and self.tags:
             raise InputError("tokenize and tags are both true: words that are not split yet have no tags.")
-        if self.needs_jsonl and self.output_format not in (None, JSONL):
-            raise InputError(f"k_best, spans and calibration need output_format=jsonl: found {self.output_format}.")
+        if self.certify not in (False, True, EXACT):
+            raise InputError(f"certify is {show(self.certify)}: expected false, true or exact.")
+        if (self.certify == EXACT) != (self.exact is not None):
+            raise InputError("certify=exact and exact=FOLDER, the model before it was compressed, go together.")
+        if self.certify and (self.k_best > 1 or (self.certify == EXACT and self.needs_jsonl)):
+            raise InputError(
+                "certify is for the best tree, and certify=exact for trees alone: leave out other options."
+            )
+        self._expect_format(self.output_format)
         to_file = self.input is not None and self.output is not None
         if not to_file and (self.backend == RAY or processes.number() > 1):
             how = "torchrun" if processes.number() > 1 else "backend=ray"
@@ -67,10 +78,19 @@ class ParseOptions(CorpusOptions, ParserOptions):
 
     @property
     def needs_jsonl(self) -> bool:
-        return self.k_best > 1 or self.spans or self.calibration is not None
+        return self.k_best > 1 or self.spans or self.calibration is not None or self.certify is True
+
+    def _expect_format(self, kind: str | None) -> None:
+        if self.needs_jsonl and kind not in (None, JSONL):
+            raise InputError(
+                "k_best, spans, calibration and certify=true need output_format=jsonl, or an output whose name ends in "
+                f".jsonl: found {kind}."
+            )
+        if self.certify == EXACT and kind == JSONL:
+            raise InputError("certify=exact gives trees alone: expected output_format=brackets or conll.")
 
     def parser(self) -> dict[str, Any]:
-        return super().parser() | {"calibration": self.calibration}
+        return super().parser() | {"calibration": self.calibration, "exact": self.exact}
 
     def reader(self, kind: str) -> "Reader":
         from lvpcfg.batch.records import Reader
@@ -81,11 +101,8 @@ class ParseOptions(CorpusOptions, ParserOptions):
         from lvpcfg.batch import formats
 
         kind = self.output_format or formats.kind_of(path)
-        if self.needs_jsonl and kind != JSONL:
-            raise InputError(
-                "k_best, spans and calibration need output_format=jsonl, or an output whose name ends in .jsonl."
-            )
-        return formats.Writer(kind, self.k_best, self.spans)
+        self._expect_format(kind)
+        return formats.Writer(kind, self.k_best, self.spans, certify=self.certify is True)
 
     def engine(self, writer: "AnyWriter") -> "AbstractContextManager[Engine]":
         from lvpcfg.jobs.batch import local
