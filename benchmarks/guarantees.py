@@ -1,6 +1,8 @@
-"""What guarantees give on real sentences: pruning losses beside their bound, and exact pruning beside whole charts.
+"""What guarantees give on real sentences: pruning losses beside their bound, and exact pruning beside whole charts;
+certificates of compressed models beside their true errors.
 
     python benchmarks/guarantees.py --model DIR --dev dev.mrg --picture loss.png
+    python benchmarks/guarantees.py --model DIR --dev dev.mrg --compressed DIR DIR --longest 40 --picture certificates.png
 
 The true loss of each sentence is the difference of log Z of its whole chart and of what pruning leaves. Times are
 seconds of one core, parsers in turns, sentence by sentence.
@@ -8,8 +10,11 @@ seconds of one core, parsers in turns, sentence by sentence.
 
 import argparse
 import math
+import operator
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -44,18 +49,91 @@ def exact(model: lvpcfg.Model, sentences: list[list[str]]) -> str:
     return f"{len(sentences)} sentences; {numbers}; exact {ratio:.1f} times faster than whole, {worse} differ in worth"
 
 
+def seconds(parse: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
+    begin = time.process_time()
+    found = parse()
+    return time.process_time() - begin, found
+
+
+def certificates(exact: lvpcfg.Model, folder: str, sentences: list[list[str]]) -> list[tuple[float, float]]:
+    """(true error of log Z, how far from the approximate one the interval lets it be) of each sentence."""
+    small, sample = lvpcfg.Model.load(folder), sentences[:3]
+    truth = lvpcfg.Parser(exact, device="cpu", dtype="float64").analyse(sentences)
+    near = lvpcfg.Parser(small, device="cpu", dtype="float64").analyse(sentences)
+    parsers = [
+        lvpcfg.Parser(exact, device="cpu"),
+        lvpcfg.Parser(small, device="cpu"),
+        lvpcfg.Parser(small, device="cpu", exact=exact),
+    ]
+    for parser in parsers:
+        parser.parse_sents(sample)
+        parser.counts = lvpcfg.parses.Counts()
+    (t_exact, by_exact), (t_plain, by_plain), (t_sure, by_sure) = (
+        seconds(lambda parser=parser: parser.parse_sents(sentences)) for parser in parsers
+    )
+    t_analysed, _ = seconds(lambda: parsers[1].analyse(sentences))
+    t_certified, parses = seconds(lambda: parsers[1].analyse(sentences, certify=True))
+    t_exactly, _ = seconds(lambda: parsers[0].analyse(sentences))
+    points, wrong, counts = [], 0, parsers[2].counts
+    for known, approximate, parse in zip(truth, near, parses, strict=True):
+        low, high = parse.certificate.log_z
+        z = approximate.sentence_log_prob
+        points.append((abs(z - known.sentence_log_prob), max(high - z, z - low)))
+        wrong += not low <= known.sentence_log_prob <= high
+        if parse.tree == known.tree:
+            wrong += not parse.certificate.log_prob.low <= known.log_prob <= parse.certificate.log_prob.high
+    widths = torch.tensor([parse.certificate.log_z.width for parse in parses], dtype=torch.float64)
+    quantiles = ", ".join(f"{float(widths.quantile(share)):.2g}" for share in (0.5, 0.9, 1.0))
+    print(
+        f"{folder}: {len(sentences)} sentences, widths of log Z {quantiles} (median, 90 %, largest), "
+        f"{float((widths < 0.1).double().mean()):.3f} below 0.1, {wrong} wrong; true errors "
+        f"{median(error for error, _ in points):.2g} (largest {max(points)[0]:.2g}); seconds: analysed {t_analysed:.2f}, "
+        f"with certificates {t_certified:.2f}, by the exact model {t_exactly:.2f}; trees {t_plain:.2f}, "
+        f"certified {t_sure:.2f}, exact {t_exact:.2f}; "
+        f"{counts.certified} certified, {counts.uncertified} not, "
+        f"{sum(map(operator.eq, by_sure, by_exact))} as the exact ones ({sum(map(operator.eq, by_plain, by_exact))} "
+        "without certificates)",
+        flush=True,
+    )
+    return points
+
+
+def draw(points: dict[str, list[tuple[float, float]]], path: str, least: float, x: str, y: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure((5, 4), layout="tight")
+    axes = figure.subplots()
+    for label, pairs in points.items():
+        axes.loglog(*zip(*((max(t, least), b) for t, b in pairs), strict=True), ".", label=label)
+    ends = [least, max(max(pair) for pairs in points.values() for pair in pairs)]
+    axes.plot(ends, ends, color="grey", linewidth=0.5)
+    axes.set(xlabel=x, ylabel=y)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder")
     parser.add_argument("--dev", required=True, help="file of trees")
     parser.add_argument("--longest", type=int, default=12)
     parser.add_argument("--sentences", type=int, default=30)
+    parser.add_argument("--compressed", nargs="+", default=[], help="folders of job=compress certify=true")
     parser.add_argument("--picture")
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = lvpcfg.Model.load(given.model)
     every = [words(lvpcfg.normalise(tree)) for tree in lvpcfg.read_trees(given.dev)]
-    sentences = [some for some in every[1::2] if 2 <= len(some) <= given.longest][: given.sentences]
+    some_of_them = every if given.compressed else every[1::2]
+    sentences = [some for some in some_of_them if 2 <= len(some) <= given.longest][: given.sentences]
+    if given.compressed:
+        found = {}
+        for folder in given.compressed:
+            threshold = lvpcfg.Model.load(folder).provenance["compressed"]["threshold"]
+            found[f"threshold={threshold:g}"] = certificates(model, folder, sentences)
+        if given.picture:
+            draw(found, given.picture, 1e-9, "true error of log Z", "largest error by the certificate")
+        return
     print(lvpcfg.tightness(model).line())
     points = {}
     for prune in (5e-5, 1e-3):
@@ -67,16 +145,7 @@ def main() -> None:
             flush=True,
         )
     if given.picture:
-        from matplotlib.figure import Figure
-
-        figure = Figure((5, 4), layout="tight")
-        axes = figure.subplots()
-        for prune, pairs in points.items():
-            axes.loglog(*zip(*((max(t, 1e-12), b) for t, b in pairs), strict=True), ".", label=f"prune={prune:g}")
-        axes.plot([1e-12, 1], [1e-12, 1], color="grey", linewidth=0.5)
-        axes.set(xlabel="share of Z lost", ylabel="bound")
-        axes.legend()
-        figure.savefig(given.picture, dpi=120)
+        draw({f"prune={prune:g}": points[prune] for prune in points}, given.picture, 1e-12, "share of Z lost", "bound")
     print(exact(model, sentences), flush=True)
 
 

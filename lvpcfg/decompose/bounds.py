@@ -1,27 +1,15 @@
 """How far scores can be from those of the exact grammar: Cohen & Collins 2012, Cohen, Satta & Collins 2013.
 
-The theorems are worst cases and mostly vacuous. A certificate follows the recursion of the first paper's proof with
-the norms of the vectors at hand: with y the exact vectors and T^, y^ the approximate ones,
-
-    T(y2, y3) - T^(y2^, y3^) = (T - T^)(y2, y3) + T^(y2, y3 - y3^) + T^(y2 - y2^, y3^)
-
-so that, if delta is a bound of |y - y^|, and with |y| <= |y^| + delta,
-
-    delta <= gamma |y2| |y3| + ||T^||_F (|y2| delta_3 + delta_2 |y3^|)
-
-No exact chart is needed. Bounds are of real numbers: they do not cover the rounding of the charts themselves.
+The theorems are worst cases and mostly vacuous. Certificates of sentences (`envelope.py`) are not.
 """
 
 import math
-from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from itertools import pairwise, product
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
-from lvpcfg.chart.fast.build import unary_closure
 from lvpcfg.errors import InputError
 from lvpcfg.grammar.factors import Factors
 from lvpcfg.grammar.grammar import Grammar
@@ -134,91 +122,3 @@ def tail_sums(exact: Factors) -> Float64[Tensor, "rank_plus_1"]:
     weights = exact.u.double().norm(dim=-1) * exact.v.double().norm(dim=-1) * exact.w.double().norm(dim=-1)
     sums = weights.sort().values.cumsum(0)
     return torch.cat([sums.new_zeros(1), sums]).flip(0)
-
-
-def step_error(gamma: Tensor, norm: Tensor, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """delta of T(y2, y3), from gamma, ||T^||_F and (|y^|, delta) of each of the two vectors."""
-    (norm_2, delta_2), (norm_3, delta_3) = first, second
-    bound_2, bound_3 = norm_2 + delta_2, norm_3 + delta_3  # of |y2| and |y3|
-    return gamma * bound_2 * bound_3 + norm * (bound_2 * delta_3 + delta_2 * norm_3)
-
-
-def tree_certificate(
-    rules: Sequence[int],
-    children: Sequence[tuple[int, int] | None],
-    inside: Sequence[Tensor],
-    gamma: Float[Tensor, "rules"],
-    norm: Float[Tensor, "rules"],
-) -> Float64[Tensor, "nodes"]:
-    """A bound of |y - y^| at each node of a skeletal tree; at the root, times |pi^a|, it is a bound of |p - p^|.
-
-    Nodes stand after their children; `children` is None at a word, whose rule is not used. `inside` is y^ of each
-    node; gamma and norm are ||T - T^||_F and ||T^||_F of each rule.
-    """
-    norms = torch.stack([vector.double().norm() for vector in inside])
-    gamma, norm = gamma.double(), norm.double()
-    errors = torch.zeros_like(norms)
-    for node, (rule, pair) in enumerate(zip(rules, children, strict=True)):
-        if pair is not None:
-            left, right = ((norms[child], errors[child]) for child in pair)
-            errors[node] = step_error(gamma[rule], norm[rule], left, right)
-    return errors
-
-
-def chart_certificate(
-    rules: Int64[Tensor, "rules 3"],
-    gamma: Float[Tensor, "rules"],
-    norm: Float[Tensor, "rules"],
-    closure: Float[Tensor, "symbols symbols"],
-    inside: Float[Tensor, "n n_plus_1 symbols"],
-    outside: Float[Tensor, "n n_plus_1 symbols"],
-) -> tuple[Float64[Tensor, "n n_plus_1 symbols"], Float64[Tensor, "n n_plus_1 symbols"]]:
-    """Bounds of |alpha - alpha^| and |beta - beta^| of a sentence, at (i, j, a) for a over words i to j - 1.
-
-    `rules` are all a, b, c with numbers in T or in T^, with gamma and norm as for a tree. One CP form of all rules has
-    more of them than its grammar has rules, since T^ also has numbers where there is no rule: `block_errors` finds
-    them. `closure` is from `closure_norms`; `inside` and `outside` are the norms |alpha^| and |beta^|. All vectors are
-    those of the top layer, above unary rules; unary rules, words and root are exact.
-    """
-    length = len(inside)
-    a, b, c = rules.unbind(1)
-    gamma, norm, closure, inside, outside = (x.double() for x in (gamma, norm, closure, inside, outside))
-    inside_error, outside_error = torch.zeros_like(inside), torch.zeros_like(outside)
-    spans = [(i, i + width) for width in range(2, length + 1) for i in range(length - width + 1)]
-
-    def lefts(i: int, j: int) -> tuple[Tensor, Tensor]:  # [splits, rules]
-        return inside[i, i + 1 : j][:, b], inside_error[i, i + 1 : j][:, b]
-
-    def rights(i: int, j: int) -> tuple[Tensor, Tensor]:
-        return inside[i + 1 : j, j][:, c], inside_error[i + 1 : j, j][:, c]
-
-    for i, j in spans:
-        steps = step_error(gamma, norm, lefts(i, j), rights(i, j)).sum(0)
-        inside_error[i, j] = closure @ torch.zeros_like(inside[i, j]).index_add_(0, a, steps)
-    for i, j in reversed(spans):
-        below = (outside[i, j] @ closure)[a], (outside_error[i, j] @ closure)[a]
-        outside_error[i, i + 1 : j].index_add_(1, b, step_error(gamma, norm, below, rights(i, j)))
-        outside_error[i + 1 : j, j].index_add_(1, c, step_error(gamma, norm, below, lefts(i, j)))
-    return inside_error, outside_error
-
-
-def closure_norms(grammar: Grammar) -> Float64[Tensor, "symbols symbols"]:
-    """The largest singular value of each block of (I - R)^{-1}; for preterminals, of the identity."""
-    norms = torch.eye(len(grammar.symbols), dtype=torch.float64, device=grammar.root.device)
-    lift, _ = unary_closure(grammar)
-    if lift is not None:
-        first = grammar.first_state[: len(grammar.symbols.interminals) + 1].tolist()
-        spans = [slice(*ends) for ends in pairwise(first)]
-        for a, b in product(range(len(spans)), repeat=2):
-            norms[a, b] = torch.linalg.matrix_norm(lift.detach().double().T[spans[a], spans[b]], ord=2)
-    return norms
-
-
-def marginal_certificate(
-    inside: Float[Tensor, "n n_plus_1 symbols"],
-    outside: Float[Tensor, "n n_plus_1 symbols"],
-    inside_error: Float[Tensor, "n n_plus_1 symbols"],
-    outside_error: Float[Tensor, "n n_plus_1 symbols"],
-) -> Float[Tensor, "n n_plus_1 symbols"]:
-    """A bound of |mu - mu^|, mu = alpha . beta, from what `chart_certificate` was given and what it returned."""
-    return inside * outside_error + inside_error * outside + inside_error * outside_error

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lvpcfg.grammar.expectations import expected_states
@@ -88,27 +88,6 @@ def difference(tensor: Float[Tensor, "interminal_states states states"], factors
             [torch.stack([_quarter(part, inner, types).sum() for types in range(4)]) for part in parts]
         )
     return Difference(*total[:2].sqrt(), *total[2:])
-
-
-def block_errors(
-    tensor: Float[Tensor, "interminal_states states states"],
-    factors: Factors,
-    symbol_of_state: Int64[Tensor, "states"],
-) -> tuple[Int64[Tensor, "blocks 3"], Float64[Tensor, "blocks"], Float64[Tensor, "blocks"]]:
-    """The rules, gamma and norm of a CP form of all rules, as `chart_certificate` needs them.
-
-    T^ also has entries where there is no rule, and these have errors as others do. So there is a block for every
-    a, b, c with numbers in T or in T^; its gamma is ||T - T^||_F and its norm ||T^||_F.
-    """
-    is_of = torch.nn.functional.one_hot(symbol_of_state).double()  # [states, symbols]
-    symbols = is_of.shape[1]
-    squares = is_of.new_zeros(2, symbols, symbols, symbols)
-    for a, (exact, approximate) in zip(symbol_of_state.tolist(), _slices(tensor, factors), strict=False):
-        residual = is_of.T @ (exact - approximate).square() @ is_of
-        squares[:, a] += torch.stack([residual, is_of.T @ approximate.square() @ is_of])
-    rules = squares.sum(0).nonzero()
-    gamma, norm = squares[:, rules[:, 0], rules[:, 1], rules[:, 2]].sqrt()
-    return rules, gamma, norm
 
 
 def _slices(

@@ -266,8 +266,8 @@ def _say_certificates(found: Compression, device: str | None, run: Run) -> None:
     _keep(run, figures)
     run.say(
         f"Certificate: {figures['certificate_numbers']:,} more numbers, {figures['certificate_kept']:,} rules as they "
-        f"were. Intervals of log Z of {len(widths)} sentences drawn from the grammar, of up to {LONGEST} words: median width "
-        f"{bounds.upwards(figures['certificate_median'], 2)}, narrower than {NARROW} in "
+        f"were. Intervals of log Z of {len(widths)} sentences drawn from the grammar, of up to {LONGEST} words: "
+        f"median width {bounds.upwards(figures['certificate_median'], 2)}, narrower than {NARROW} in "
         f"{100 * figures['certificate_narrow']:.0f} % of them."
     )
 
