@@ -2,7 +2,7 @@
 certificates of compressed models beside their true errors.
 
     python benchmarks/guarantees.py --model DIR --dev dev.mrg --picture loss.png
-    python benchmarks/guarantees.py --model DIR --dev dev.mrg --compressed DIR DIR --longest 40 --picture certificates.png
+    python benchmarks/guarantees.py --model DIR --dev dev.mrg --compressed DIR DIR --longest 40 --picture widths.png
 
 The true loss of each sentence is the difference of log Z of its whole chart and of what pruning leaves. Times are
 seconds of one core, parsers in turns, sentence by sentence.
@@ -87,9 +87,9 @@ def certificates(exact: lvpcfg.Model, folder: str, sentences: list[list[str]]) -
     print(
         f"{folder}: {len(sentences)} sentences, widths of log Z {quantiles} (median, 90 %, largest), "
         f"{float((widths < 0.1).double().mean()):.3f} below 0.1, {wrong} wrong; true errors "
-        f"{median(error for error, _ in points):.2g} (largest {max(points)[0]:.2g}); seconds: analysed {t_analysed:.2f}, "
-        f"with certificates {t_certified:.2f}, by the exact model {t_exactly:.2f}; trees {t_plain:.2f}, "
-        f"certified {t_sure:.2f}, exact {t_exact:.2f}; "
+        f"{median(error for error, _ in points):.2g} (largest {max(points)[0]:.2g}); seconds: "
+        f"analysed {t_analysed:.2f}, with certificates {t_certified:.2f}, by the exact model {t_exactly:.2f}; "
+        f"trees {t_plain:.2f}, certified {t_sure:.2f}, exact {t_exact:.2f}; "
         f"{counts.certified} certified, {counts.uncertified} not, "
         f"{sum(map(operator.eq, by_sure, by_exact))} as the exact ones ({sum(map(operator.eq, by_plain, by_exact))} "
         "without certificates)",

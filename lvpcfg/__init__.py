@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from lvpcfg.grammar.tightness import renormalise as renormalise
     from lvpcfg.grammar.tightness import tightness as tightness
     from lvpcfg.parser import Parser as Parser
+    from lvpcfg.parses import Certificate as Certificate
     from lvpcfg.parses import Parse as Parse
     from lvpcfg.parses import Span as Span
     from lvpcfg.sequence.tagging import TaggingModel as TaggingModel
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
 _MODULES = {  # that the names are in
     "Binarisation": "trees.binarisation",
     "Calibration": "calibration",
+    "Certificate": "parses",
     "Grammar": "grammar.grammar",
     "InputError": "errors",
     "Model": "grammar.model",

@@ -45,7 +45,7 @@ class Pair:
         return torch.rand(*shape, generator=self.generator, dtype=torch.float64)
 
     def tree(self, depth):
-        """A random skeletal tree with a node of that depth: of all nodes, the exact and approximate y, and the depth."""
+        """A random skeletal tree with a node of that depth: of all nodes the exact and approximate y, and the depth."""
         exact, approximate, depths = [], [], []
 
         def build(symbol, depth):

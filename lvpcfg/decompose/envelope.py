@@ -128,6 +128,6 @@ def _descended(log: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
             a = smooth * ((log - b[:, None, :, None] - c[:, None, None, :]) / smooth).logsumexp((2, 3))
             loss = _looseness(a, b, c, weight).log().sum()
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
     return b.detach(), c.detach()

@@ -38,7 +38,7 @@ from lvpcfg.trees.treebank import Symbols
 FIRST_WITH_REPRESENTATION = FIRST_WITH_COARSE = 5
 FIRST_WITH_CHARACTERS = 6
 FIRST_WITH_DIGEST = FIRST_WITH_FOLDED_WORDS = 7
-FIRST_WITH_ENVELOPE = 8
+FIRST_WITH_ENVELOPE = 9
 # What binarisation calls the symbols that it adds: @S, or with the siblings that it remembers @S|NP|VP.
 INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
@@ -120,7 +120,7 @@ def _description(model: Model) -> dict[str, Any]:
 class _ModelReader(FolderReader[Model]):
     """Builds a model of a description and tensors."""
 
-    FORMAT, OLDEST, VERSION = GRAMMAR, 2, 8
+    FORMAT, OLDEST, VERSION = GRAMMAR, 2, 9
     EXPECTED = "a grammar, as job=train makes one of trees"
 
     def needs_digest(self) -> bool:
@@ -172,10 +172,10 @@ class _ModelReader(FolderReader[Model]):
             self.refuse("the tensor 'envelope.exact' should have numbers of its rules in CP form, ascending")
         values = self.floats("envelope.values", int(grammar.states[binary.rules[exact]].prod(1).sum()))
         covered = len(in_cp) - len(exact)
-        terms = [self.floats(f"envelope.{name}", covered * widest).view(covered, widest) for name in "uvw"]
-        if any(bool((term < 0).any()) for term in terms):
+        u, v, w = (self.floats(f"envelope.{name}", covered * widest).view(covered, widest) for name in "uvw")
+        if any(bool((term < 0).any()) for term in (u, v, w)):
             self.refuse("its envelope has numbers below zero")
-        return Envelope(exact, values, *terms, **about)
+        return Envelope(exact, values, u, v, w, about["compressed"], about["source"])
 
     def coarse(self, grammar: Grammar, entries: int) -> CoarseGrammar | None:
         """Models of older versions have at most a cover: their coarse grammars were projected."""

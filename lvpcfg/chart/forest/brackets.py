@@ -20,7 +20,7 @@ from lvpcfg.chart.forest.arrays import take, true_indices
 from lvpcfg.chart.forest.packed import COLUMNS, Forest
 from lvpcfg.chart.forest.plan import IMPOSSIBLE, Plan
 from lvpcfg.chart.forest.prune import FineRules
-from lvpcfg.chart.forest.tiles import CPTiles
+from lvpcfg.chart.forest.tiles import CPTiles, Weights
 from lvpcfg.grammar.envelope import Bracketed
 from lvpcfg.grammar.factors import Factors
 
@@ -80,7 +80,7 @@ class Brackets:
     ) -> None:
         self.forest, self.sentences = forest, len(forest.tops)
         self.plan = plan = Plan(_twice(forest, rules.lower), rules.sizes, rules.cp)
-        self.weights = [
+        self.weights: Weights = [
             NonNegativeTiles(some.factors) if isinstance(some, CPTiles) else some
             for some in plan.weights(rules.fine.values, torch.float64)
         ]
@@ -105,13 +105,14 @@ class Brackets:
         edges = torch.zeros(2 * len(self.forest.rule) + 1, dtype=torch.float64, device=self.margin.device)
         scores, plan = self.scores, self.plan
         beta = plan.outside(self.weights, scores, torch.ones_like(scores.log_z), edges)
-        nodes = (scores.alpha * beta).sum(1)[: 2 * self.forest.nodes].view(2, -1)
+        high_nodes, low_nodes = (scores.alpha * beta).sum(1)[: 2 * self.forest.nodes].view(2, -1)
+        high_edges, low_edges = edges[:-1].view(2, -1)
         wrong = take(plan.sentence_of_node(), true_indices(plan.out_of_range(scores, beta)))
         high, low = scores.log_z.split(self.sentences)
         share = (low - high).exp()  # both halves are in units of their own Z
         known = share > 0
         known[wrong[wrong >= 0] % self.sentences] = False
-        return PosteriorBounds(*edges[:-1].view(2, -1), *nodes, share, known)
+        return PosteriorBounds(high_edges, low_edges, high_nodes, low_nodes, share, known)
 
 
 @dataclass(frozen=True, eq=False)
