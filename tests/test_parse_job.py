@@ -179,13 +179,16 @@ def test_several_files_and_patterns_are_read_in_order(tmp_path, model):
         ({"input": 3}, "input is 3: expected a file, a pattern such as part"),
         (
             {"k_best": 3},
-            "k_best, spans and calibration need output_format=jsonl, or an output whose name ends in .jsonl",
+            "k_best, spans, calibration and certify=true need output_format=jsonl, or an output whose name ends",
         ),
         (
             {"k_best": 3, "output_format": "conll"},
-            "k_best, spans and calibration need output_format=jsonl: found conll",
+            "k_best, spans, calibration and certify=true need output_format=jsonl, .*: found conll",
         ),
-        ({"calibration": "x.json"}, "k_best, spans and calibration need output_format=jsonl, or an output whose"),
+        (
+            {"calibration": "x.json"},
+            "k_best, spans, calibration and certify=true need output_format=jsonl, or an output whose",
+        ),
         ({"calibration": "x.json", "output_format": "jsonl"}, "cannot read 'x.json': no such file"),
         ({"tokenize": True, "tags": True}, "tokenize and tags are both true"),
         ({"backend": "ray", "input": None}, "job=parse by backend=ray needs input=FILE and output=FILE"),

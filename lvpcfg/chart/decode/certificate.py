@@ -82,7 +82,7 @@ class Certifier:
         """Of log Z of whole charts."""
         most = int(torch.bincount(self.known.centre.binary_rules[:, 0], minlength=1).amax())
         operations = lengths * most * max(self.known.centre.binary.state_counts) ** 2 + 64
-        margin = ROUNDING * operations * 4 * lengths
+        margin = ROUNDING * operations * 4 * lengths.double()
         low, high = (whole_charts(one, words, lengths) for one in self._forms)
         return low - margin, high + margin
 
@@ -107,6 +107,7 @@ class Certifier:
 
 
 SURE = {torch.float32: 1e-3, torch.float64: 1e-9}  # nats of a part of a tree, for the rounding of an exact parser
+CLEAR = -60.0  # of a part of a tree: an exact parser in float32 takes what is much less for impossible
 FLOOR = 1e-250  # of what is possible at the most: less may have underflowed
 
 
@@ -151,7 +152,7 @@ class CertifiedCoarseToFine(CoarseToFine):
         in_tree, edges = _of_trees(forest, chosen)
         again, worth = best_edges(
             forest,
-            torch.where(edges, low - self.sure, high),
+            torch.where(edges, torch.where(low > CLEAR, low - self.sure, -torch.inf), high),
             torch.where(take(in_tree, forest.leaves), low_leaves - self.sure, high_leaves),
         )
         other = true_indices(in_tree & (again != chosen)[: forest.nodes])

@@ -89,7 +89,7 @@ class Brackets:
         self.scores = plan.inside(self.weights, torch.cat([leaf, leaf]), least=least)
         # No tree has more than 3n - 1 edges and n words; each of them multiplies by a sum of so many products.
         most = torch.bincount(forest.parent, minlength=1).amax() + plan.widest**2 + 4 * plan.widest + 64
-        self.margin = ROUNDING * most * 4 * lengths
+        self.margin = ROUNDING * most * 4 * lengths.double()
 
     @cached_property
     def log_z(self) -> tuple[Float64[Tensor, "sentences"], Float64[Tensor, "sentences"]]:
