@@ -383,7 +383,7 @@ class Parser(ParserI):  # type: ignore[misc]
         found: dict[int, list[Parse]] = {}
         waiting = list(range(len(sentences)))
         product = len(self.models) > 1
-        forests = self._forests if self._certified is None or request.probabilities else self._certified
+        forests = self._certified if self._certified is not None and request == Request() else self._forests
         for factor in (*LOOSER, 0) if product else LOOSER:
             if waiting:
                 some = [sentences[number] for number in waiting]

@@ -277,6 +277,14 @@ def test_certified_trees_of_the_embedded_corpus(latent, small):
     assert counts.certified > 0
 
 
+def test_with_an_exact_model_all_but_trees_is_by_that(latent, small):
+    sentences = [words(tree) for tree in corpus("dev")[:5]]
+    certified, parser = Parser(small, device="cpu", exact=latent), Parser(latent, device="cpu")
+    assert certified.analyse(sentences, spans=True) == parser.analyse(sentences, spans=True)
+    assert certified.k_best(sentences[0], 3) == parser.k_best(sentences[0], 3)
+    assert certified.counts.certified == certified.counts.uncertified == 0
+
+
 def test_a_compressed_model_without_a_residual_certifies_all():
     exact = random_model(5)
     exact = replace(exact, coarse=projected_coarse(exact.grammar))
