@@ -140,7 +140,7 @@ def test_help_for_what_is_not_there(options, expected):
 def test_options_of_one_job_are_its_own():
     assert set(vars(options_of("import"))) == {"berkeley"}
     assert set(vars(options_of("inspect"))) == {"model", "symbol"}
-    assert set(vars(options_of("compress"))) == {"model", "decompose", "seed", "device", "threads"}
+    assert set(vars(options_of("compress"))) == {"model", "decompose", "seed", "certify", "device", "threads"}
 
 
 @pytest.mark.parametrize(
