@@ -40,7 +40,7 @@ def blocks(page: Path) -> list[Block]:
     found, comment = [], ""
     for token in _tokens(page):
         if token.type in ("fence", "code_block"):
-            said = {word: rest for word, rest in re.findall(r"<!-- (not run|run by):? (.+?) -->", comment, re.DOTALL)}
+            said = dict(re.findall(r"<!-- (not run|run by):? (.+?) -->", comment, re.DOTALL))
             language = token.info.split()[0] if token.info.strip() else ""
             line = token.map[0] + 1
             found.append(Block(page, line, language, token.content, said.get("not run"), said.get("run by")))
@@ -57,7 +57,7 @@ def inline_commands(page: Path) -> Iterator[str]:
     """Commands within paragraphs and tables: `lvpcfg ...` and `job=NAME ...`."""
     for token in _tokens(page):
         for part in token.children or ():
-            if part.type == "code_inline" and re.match(r"lvpcfg [-\w]+|job=[a-z]+( |$)", part.content):
+            if part.type == "code_inline" and re.match(r"lvpcfg -*\w|job=[a-z]+ ", part.content):
                 yield part.content if part.content.startswith("lvpcfg") else f"lvpcfg {part.content}"
 
 

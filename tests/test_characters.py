@@ -2,12 +2,12 @@
 
 import copy
 import json
-import re
 from dataclasses import replace
 
 import pytest
 import torch
-from running import ROOT, run
+from pages import python_of
+from running import run
 from safetensors.torch import load_file
 
 import lvpcfg
@@ -307,7 +307,7 @@ def test_unknown_words_are_counted_without_punctuation(start):
 
 def test_the_worked_example():
     """The blocks of docs/word_scores.md: grammar and network are trained together, and unknown words are told apart."""
-    module, training, use = re.findall(r"```python\n(.*?)```", (ROOT / "docs/word_scores.md").read_text(), re.DOTALL)
+    module, training, use = python_of("docs/word_scores.md")
     names = {}
     torch.manual_seed(0)
     exec(module, names)

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from pages import blocks
 from running import ROOT, call, every_entry, options_of
 
 import lvpcfg
@@ -220,17 +221,11 @@ def test_a_module_that_does_not_register_what_it_should(monkeypatch):
 # ---------------------------------------------------------------- docs/add_a_job.md
 
 
-def blocks(page):
-    """The files that a page shows, by the names in their first lines."""
-    found = re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found
-    return dict(found)
-
-
 @pytest.fixture(params=["a package of one's own", "inside lvpcfg"])
 def with_job(request, tmp_path):
     """A folder to import from, with the job of the page."""
-    files, folder = blocks(ROOT / "docs/add_a_job.md"), tmp_path / "installed"
+    files = {block.file: block.text.partition("\n")[2] for block in blocks(ROOT / "docs/add_a_job.md") if block.file}
+    folder = tmp_path / "installed"
     if request.param == "inside lvpcfg":
         for part in ("lvpcfg", "conf"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,7 +1,6 @@
 """Estimators of a user's own: all that training knows of them is the protocol."""
 
 import importlib
-import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ import pytest
 import torch
 import yaml
 from matplotlib.figure import Figure
+from pages import blocks
 from running import ROOT, begin, every_entry, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -160,9 +160,7 @@ def test_two_estimators_of_one_name_are_refused(mine):
 
 def test_the_worked_example(tmp_path, files, registry, monkeypatch):
     """The blocks of docs/add_an_estimator.md are what they say they are."""
-    text = (ROOT / "docs/add_an_estimator.md").read_text()
-    blocks = re.findall(r"```(python|yaml)\n(.*?)```", text, re.DOTALL)
-    (_, module), (_, options), (_, use) = blocks
+    module, options, use = (block.text for block in blocks(ROOT / "docs/add_an_estimator.md") if block.test)
     assert module.startswith("# lvpcfg/estimate/laplace.py")
     (tmp_path / "laplace_of_the_page.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)

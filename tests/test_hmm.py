@@ -2,11 +2,10 @@
 
 import itertools
 import math
-import re
 
 import pytest
 import torch
-from running import ROOT
+from pages import python_of
 from torch import Tensor
 
 import lvpcfg
@@ -262,7 +261,7 @@ def test_the_page_runs():
     """The blocks of docs/sequences.md: what is learned there comes near to what was sampled from."""
     names: dict = {}
     torch.manual_seed(0)
-    sequences, tree = re.findall(r"```python\n(.*?)```", (ROOT / "docs/sequences.md").read_text("utf-8"), re.DOTALL)
+    sequences, tree = python_of("docs/sequences.md")
     exec(sequences, names)
     expected = names["truth"].predict(names["observations"])
     for model in (names["hmm"], names["spectral"]):

@@ -3,11 +3,11 @@
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from nltk.tree import Tree
+from pages import python_of
 from strategies import random_model
 from test_representations import EVERY, MIXTURES, PLAIN, SENTENCES, make, rule_cp
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -404,12 +404,9 @@ def test_what_cannot_be_is_said(use, message):
         use(GrammarLayer(make("tensors")))
 
 
-def test_the_readmes_module_runs():
-    section = (
-        (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split("## Inside your own module")[1]
-    )
+def test_the_module_of_the_page_learns():
     names = {}
-    exec(section.split("```python\n")[1].split("```")[0], names)
+    exec(python_of("docs/layer.md")[0], names)
     parser, trees = names["parser"], names["trees"][:8]
     trained = parser(trees).sum()
     parser.tagger.reset_parameters()

@@ -3,14 +3,13 @@
 The truth is the grammar written out, rule by rule, as tensors.
 """
 
-import re
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from jaxtyping import TypeCheckError
+from pages import python_of
 from running import SETTINGS, run
 from strategies import gaussians, random_model
 
@@ -30,7 +29,6 @@ from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.grammar.whole_cp import WholeCP
 from lvpcfg.options import DECODERS
 
-ROOT = Path(__file__).parents[1]
 SENTENCES = [["dog", "barks"], ["barks", "dog", "dog"], ["dog", "barks", "cats", "dog"], ["barks"]]
 
 
@@ -309,8 +307,7 @@ def test_signatures_are_checked():
 
 def test_the_worked_example(tmp_path, monkeypatch):
     """The blocks of docs/add_a_representation.md are what they say they are, and every consumer takes the class."""
-    text = (ROOT / "docs/add_a_representation.md").read_text(encoding="utf-8")
-    module, use = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    module, use = python_of("docs/add_a_representation.md")
     (tmp_path / "independent.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -88,8 +88,10 @@ def _options(lines: list[str]) -> Iterator[Option]:
 def types(options: type, prefix: str = "") -> dict[str, str]:
     """The type of each option, by its dotted name."""
     found: dict[str, str] = {}
-    for name, kind in get_type_hints(options).items():
-        if hasattr(kind, "__dataclass_fields__"):
+    hints = get_type_hints(options)
+    for name in (one.name for one in fields(options)):
+        kind = hints[name]
+        if isinstance(kind, type) and is_dataclass(kind):
             found |= types(kind, f"{prefix}{name}.")
         else:
             text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
@@ -105,8 +107,8 @@ def table(options: list[Option], kinds: dict[str, str], prefix: str = "") -> Ite
             continue
         if option.heading:
             yield f"| | | | *{_cell(option.heading)}* |"
-        kind = kinds.get(option.name, "")
-        yield f"| `{prefix}{option.name}` | {_cell(kind)} | `{option.default}` | {'<br>'.join(map(_cell, option.meaning))} |"
+        kind, meaning = kinds.get(option.name, ""), "<br>".join(map(_cell, option.meaning))
+        yield f"| `{prefix}{option.name}` | {_cell(kind)} | `{option.default}` | {meaning} |"
     yield ""
 
 

@@ -73,7 +73,7 @@ def _problems(overrides: list[Override]) -> Iterator[str]:
 
 
 def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Override]) -> Iterator[str]:
-    """What one job cannot do with the options."""
+    """What one job cannot do with the options. They are looked at one by one only if they do not fit together."""
     used = get_type_hints(JOBS[job].options)
     choices = {group: names[0] for group, names in chosen.items() if group in used and names} | {"job": job}
     composed = compose(
@@ -81,6 +81,8 @@ def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Overrid
     )
     choices = dict(composed.hydra.runtime.choices)
     known = sorted(_keys(OmegaConf.to_container(composed)))
+    swept = any(override.is_sweep_override() for override in overrides)
+    looked_at = swept or _problem([str(override.input_line) for override in overrides], choices) is not None
     for override in overrides:
         key = override.key_or_group
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
@@ -91,7 +93,7 @@ def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Overrid
             yield _unknown(key, job, known)
         elif override.is_add():
             yield f"{show(override.input_line)} adds an option that is there already: leave out the +."
-        elif key != "job" and key not in GROUPS:
+        elif looked_at and key != "job" and key not in GROUPS:
             yield from _misfits(override, choices, overrides)
 
 
