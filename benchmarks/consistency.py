@@ -23,9 +23,7 @@ from dataclasses import astuple, dataclass, fields
 from itertools import islice
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
 from nltk.tree import Tree
 from torch import Tensor
 
@@ -35,6 +33,7 @@ from lvpcfg.chart.derivations import only
 from lvpcfg.chart.fast.partition import log_partition
 from lvpcfg.distributions import ModelTrees
 from lvpcfg.estimate.estimator import Task
+from lvpcfg.evaluation.figure import Picture
 from lvpcfg.grammar.grammar import Grammar
 from lvpcfg.grammar.rule_tensors import RuleTensors
 from lvpcfg.registry import ESTIMATORS
@@ -163,9 +162,10 @@ def slope(rows: list[Row], name: str, error: str) -> float:
     return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
 
 
-def draw(rows: list[Row]) -> Figure:
+def draw(rows: list[Row]) -> Picture:
     """Both errors over the number of trees, and lines that fall as one over its root."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure = Picture(9, 3.6)
+    axes = figure.subplots(1, 2)
     titles = {"trees": "probabilities of trees", "marginals": "posteriors of spans"}
     for axis, (error, title) in zip(axes, titles.items(), strict=True):
         for place, name in enumerate(dict.fromkeys(row.estimator for row in rows)):

@@ -2,7 +2,6 @@
 
 import csv
 import importlib.util
-import json
 import logging
 import sys
 
@@ -90,19 +89,3 @@ def test_the_slope_is_that_of_a_power(benchmark):
     rows = [benchmark.Row("em", size, 0, 3 * size**-0.5, 2 / size, 1.0) for size in (100, 1000, 5000)]
     assert benchmark.slope(rows, "em", "trees") == pytest.approx(-0.5)
     assert benchmark.slope(rows, "em", "marginals") == pytest.approx(-1)
-
-
-# ---------------------------------------------------------------- the notebook
-
-
-def test_the_notebook_runs(monkeypatch, capfd):
-    notebook = json.loads((ROOT / "notebooks/spectral.ipynb").read_text())
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    monkeypatch.chdir(ROOT / "notebooks")
-    monkeypatch.setattr(sys, "path", [*sys.path])  # what the notebook adds goes again
-    monkeypatch.setenv("LVPCFG_TREES", "2000")  # and no more
-    exec("\n".join("".join(cell["source"]) for cell in cells), {})
-    printed = capfd.readouterr().out
-    for text in ("spectral     1000", "spectral     2000", "NP: 8 states", "inside  "):
-        assert text in printed

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
-from running import ROOT, begin, run
+from running import begin, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lvpcfg import InputError, Model, Parser, compress, corpus, train, write_trees
@@ -253,21 +253,3 @@ def test_models_of_one_size_are_told_apart(tmp_path, files, no_pictures):
     run("tradeoff", tmp_path, **settings)
     names = [f"m=1 #{number} {method}" for number in (1, 2) for method in ("exact", "cover", "svd")]
     assert [row.setting for row in read_rows(tmp_path / "tradeoff.csv")] == names
-
-
-# ---------------------------------------------------------------- the notebook
-
-
-def test_the_notebook_runs_the_command_and_reads_what_it_writes(tmp_path, monkeypatch, capfd):
-    notebook = json.loads((ROOT / "notebooks/tradeoff.ipynb").read_text())
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("LVPCFG_TRADEOFF", str(tmp_path / "out"))
-    exec("\n".join("".join(cell["source"]) for cell in cells), {})
-    printed = capfd.readouterr().out
-    for text in ("m=4 als r=2 t=0.1 ", "m=1 apr r=40", "of the exact time, F1"):
-        assert text in printed
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-    assert len(read_rows(tmp_path / "out/tradeoff.csv")) == 10

@@ -16,7 +16,7 @@ This page is made of the files in `conf/`. `lvpcfg job=NAME --help` shows the sa
 | for every job | |
 |---|---|
 | `hydra.run.dir=FOLDER` | the run folder, in place of `runs/JOB/DATE_TIME` |
-| `-m` | a sweep: one run for each value of options that have several, `binarisation.horizontal=0,1,2`; or at once for several jobs |
+| `-m` | a sweep: one run for each value, as in `binarisation.horizontal=0,1,2` |
 | `hydra.sweep.dir=FOLDER` | the folder of a sweep |
 | `--cfg job` | show the options without running |
 | `--help`, `--version` | |

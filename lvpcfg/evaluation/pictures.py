@@ -37,9 +37,9 @@ ROUNDING = 1e-16  # smaller errors are drawn here, since the axis is logarithmic
 
 def _figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
-    from matplotlib.figure import Figure  # takes half a second, so it is imported when something is drawn
+    from lvpcfg.evaluation.figure import Picture  # matplotlib takes half a second: not before something is drawn
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Picture(width, height)
 
 
 def draw_states(states: dict[str, Sequence[tuple[str, int]]]) -> Figure:
