@@ -10,7 +10,7 @@ PRINTED = {  # what each notebook prints
     "first_steps": ["p(tree | sentence) = ", "split-merge    F1 "],
     "grammar_layer": ["log p(tree | words), a tree:", "zorbified", "grammar.binary_values"],
     "latent_states": ["VBD-0", "VP-0"],
-    "spectral": ["spectral    1000", "em          1000", "NP: 8 states", "inside  "],
+    "spectral": ["spectral     1000", "em           1000", "NP: 8 states", "inside  "],
     "tradeoff": ["m=4 als r=2 t=0.1 ", "m=1 apr r=40", "of the exact time, F1"],
 }
 LARGEST = 250_000  # bytes of a notebook
