@@ -1,6 +1,6 @@
 """lvpcfg: latent-variable PCFGs, learned from treebanks and run in batches with PyTorch.
 
-What is named here is imported when it is used first (PEP 562): torch and nltk take seconds.
+Names are imported when they are first used (PEP 562), because torch and nltk take seconds to import.
 """
 
 from importlib import import_module

@@ -2,8 +2,8 @@
 
     p' = sigmoid(slope logit(p) + offset)
 
-The two numbers give what was right and what was wrong, in trees of sentences whose gold trees are known, the largest
-likelihood. The order of posteriors stays as it is.
+The two numbers maximise the likelihood of what was right and what was wrong in sentences with gold trees. The order of
+posteriors does not change.
 """
 
 import json
@@ -42,13 +42,13 @@ class Outcomes:
         return Outcomes(posteriors, right == 1)
 
     def bins(self, number: int = 10) -> list[tuple[int, float, float]]:
-        """Of as many posteriors each, from small to large: how many, their mean, and the share that was right."""
+        """Bins of equal size, from small posteriors to large: the number, their mean, and the share that was right."""
         order = np.argsort(self.posteriors, kind="stable")
         parts = np.array_split(order, min(number, len(order)) or 1)
         return [(len(part), self.posteriors[part].mean(), self.right[part].mean()) for part in parts if len(part)]
 
     def error(self, number: int = 10) -> float:
-        """The expected calibration error: how far the two means of a bin are apart, on average."""
+        """The expected calibration error: the mean distance of posteriors from the share that was right, over bins."""
         return sum(size * abs(mean - share) for size, mean, share in self.bins(number)) / max(1, len(self.right))
 
 
@@ -68,7 +68,7 @@ class Scaling:
 
     @staticmethod
     def fit(outcomes: Outcomes, what: str) -> "Scaling":
-        """Targets are Platt's, a little more than 0 and less than 1, so that few outcomes make no one certain."""
+        """Platt's targets are a little above 0 and a little below 1, so that few outcomes give no certainty."""
         some = outcomes.posteriors > 0
         right = torch.from_numpy(outcomes.right[some])
         number = right.sum().double()
@@ -96,26 +96,30 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of the posteriors of a model by a decoder."""
+    """How the posteriors of a model with a decoder are scaled: those of phrases, and those of trees."""
 
     spans: Scaling
     trees: Scaling
 
     @staticmethod
     def fit(spans: Outcomes, trees: Outcomes) -> "Calibration":
+        """Learned from the outcomes of phrases and of trees."""
         return Calibration(Scaling.fit(spans, "phrases"), Scaling.fit(trees, "trees"))
 
     def of(self, parse: Parse) -> Parse:
+        """The parse with scaled posteriors."""
         spans = parse.spans
         if spans is not None:
             spans = tuple(replace(span, posterior=self.spans(span.posterior)) for span in spans)
         return replace(parse, posterior=self.trees(parse.posterior), spans=spans)
 
     def save(self, path: PathLike) -> None:
+        """Writes the four numbers into a file of JSON."""
         write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @staticmethod
     def load(path: PathLike) -> "Calibration":
+        """Reads a file of `save`, or of job=calibrate."""
         try:
             about = json.loads(read_text(path))
             return Calibration(*(_scaling(about[name]) for name in ("spans", "trees")))
@@ -128,7 +132,7 @@ class Calibration:
 
 
 def calibrate(parser: "Parser", gold: Sequence[Tree]) -> Calibration:
-    """For a parser, by normalised gold trees that its model was not trained on."""
+    """The calibration of a parser, learned from normalised gold trees that its model was not trained on."""
     return Calibration.fit(*outcomes(parser, gold))
 
 

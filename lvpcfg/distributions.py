@@ -2,10 +2,10 @@
 
     log p(tree | sentence) = log weight(tree) - log Z
 
-Argmax, topk, sample, entropy and kl are over derivations: skeletal trees with their states and, in a CP form,
-a rank index at every binary node (over skeletal trees they are intractable). With unary rules a derivation has a
-top and a bottom state for each span, and what happens between them, any number of unary rules or none, is one
-step of it. `log_prob` takes derivations or skeletal trees.
+Argmax, topk, sample, entropy and kl are over derivations: skeletal trees with their states and, in a CP form, a rank
+index at every binary node. (Over skeletal trees they are intractable.) With unary rules, a derivation has a top and a
+bottom state for each span; the chain of unary rules between them is one step. `log_prob` takes derivations or skeletal
+trees.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,13 +53,13 @@ from lvpcfg.trees.walk import is_preterminal
 class TreeDistribution(Structures):
     """The trees of a batch of sentences under one grammar.
 
-    `form` is one of the fast engine; or a textbook grammar, which may have parameters for each sentence. `leaf` is the
-    weight of each word under each state of the preterminals. `lengths` are given where some sentences are shorter.
-    `symbol` maps states to symbols, for skeletal trees; without it every state is a symbol. `constant` is the log of a
-    factor of every tree's weight that the parameters leave out.
+    `form` is a form of the fast engine, or a textbook grammar, which may have parameters for each sentence. `leaf` is
+    the weight of each word under each state of the preterminals. `lengths` are needed if some sentences are shorter.
+    `symbol` maps states to symbols, for skeletal trees; without it every state is a symbol. `constant` is the
+    log of a factor of every tree's weight that the parameters leave out.
 
-    The partition and log_prob have first derivatives, all other numbers any; those of the fast engine run where they
-    are enough.
+    The partition and log_prob have first derivatives, all other numbers derivatives of any order. The fast engine
+    computes whatever it can.
     """
 
     _what = "trees"
@@ -87,12 +87,12 @@ class TreeDistribution(Structures):
 
     @remembered
     def argmax(self) -> list[Derivation]:
-        """The best derivation of each sentence; one without nodes where there is none."""
+        """The best derivation of each sentence. It has no nodes if the sentence is impossible."""
         require_nonnegative(self._everything(), "argmax")
         return [some[0] if some else Derivation(()) for some in self._best(1)]
 
     def topk(self, k: int) -> list[list[Derivation]]:
-        """The k best derivations of each sentence, best first; fewer where there are fewer."""
+        """The k best derivations of each sentence, best first; fewer if there are fewer."""
         expect_number("topk", k)
         require_nonnegative(self._everything(), "topk")
         return self._best(k)
@@ -100,7 +100,7 @@ class TreeDistribution(Structures):
     def sample(  # type: ignore[override]
         self, samples: int | Sequence[int] = 1, generator: torch.Generator | None = None
     ) -> list[list[Derivation]]:
-        """Derivations drawn at random, independently, as many of each sentence as asked for: 5 or, as a shape, (5,)."""
+        """Derivations of each sentence, drawn independently. `samples` is their number, 5, or a shape, (5,)."""
         number = self._samples(samples)
         if isinstance(self.form, CFG):
             return self._drawn_in_logarithms(number, generator)
@@ -122,7 +122,7 @@ class TreeDistribution(Structures):
         return drawn
 
     def log_prob(self, trees: Sequence[Derivation | Skeletal]) -> Float[Tensor, "batch"]:  # type: ignore[override]
-        """log p(tree | sentence) of one tree for each sentence; differentiable. -inf for what is no tree."""
+        """log p(tree | sentence) of one tree for each sentence; differentiable. -inf for impossible trees."""
         if len(trees) != self.leaf.shape[1]:
             raise InputError(
                 f"log_prob of {len(trees)} trees: expected one for each of {self.leaf.shape[1]} sentences."

@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 def generate(model: Model, n: int, seed: int = 0, longest: int = 200) -> list[Tree]:
-    """n trees, drawn independently; the first ones are the same for any n.
+    """Draws n trees independently; the first ones are the same for any n.
 
-    They look as the parser writes them. Words are known ones: what a state gives to classes of unknown words is shared
-    out among its known words, in proportion. Trees of more than `longest` words are left out, which a warning counts,
-    and others are drawn in their place: what is drawn from is p(tree | `longest` words at the most).
+    The trees are debinarised. All words are known: the probability that a state gives to classes of unknown words is
+    divided among its known words, in proportion. Trees of more than `longest` words are replaced by others, and a
+    warning counts them. So trees are drawn from p(tree | `longest` words at the most).
     """
     for name, value, least in (("n", n, 0), ("seed", seed, 0), ("longest", longest, 1)):
         if type(value) is not int or value < least:

@@ -5,9 +5,9 @@
 
 Parameters are kept in one of three ways (`parametrisation`):
 
-    logits       each is exp of its parameter, divided by what the state rewrites to in all: a normalised grammar
-    log-weights  each is exp of its parameter: any non-negative grammar whose chains of unary rules have a sum
-    values       each is its parameter: signed grammars too
+    logits       exp of the parameter, divided by the sum over all rewrites of the state: a normalised grammar
+    log-weights  exp of the parameter: any non-negative grammar whose chains of unary rules have a finite sum
+    values       the parameter itself: for grammars with negative parameters too
 
 In the first two, what is zero in the model has the parameter -inf: it stays zero, and its gradient is 0. Which rules
 there are, and how charts and forests compute with them, is found out once. The numerator of a likelihood, the weight of
@@ -72,7 +72,10 @@ class Words:
 
 
 class GrammarLayer(nn.Module):
-    """A model's grammar, in whatever representation its binary rules are."""
+    """A model's grammar as a module. Any representation of binary rules is possible.
+
+    Calling it with sentences, or with scores of words, gives the distribution over their trees.
+    """
 
     root: Float[Tensor, "states"]
     unary: Float[Tensor, "numbers"]
@@ -91,8 +94,8 @@ class GrammarLayer(nn.Module):
             )
         if parametrisation == LOGITS and grammar.closed:
             raise InputError(
-                f"parametrisation is {LOGITS!r}, and the unary rules of the model are whole chains, which do not sum "
-                f"to 1 with its other rules: expected {LOG_WEIGHTS!r} or {VALUES!r}."
+                f"parametrisation is {LOGITS!r}, and the model lists closed chains in place of unary rules, which "
+                f"do not sum to 1 with its other rules: expected {LOG_WEIGHTS!r} or {VALUES!r}."
             )
         beside = grammar.binary.beside
         if parametrisation == LOGITS and beside:
@@ -129,7 +132,7 @@ class GrammarLayer(nn.Module):
         return cls(model, parametrisation)
 
     def grammar(self) -> Grammar:
-        """With the parameters as they are; differentiable by them."""
+        """The grammar that the parameters stand for now; differentiable by them."""
         old = self._structure.grammar
         tensors = {
             name: tensor if name in old.binary.of_reals else self._number(tensor)
@@ -171,10 +174,10 @@ class GrammarLayer(nn.Module):
         word_scores: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> TreeDistribution:
-        """The trees of sentences, or of words that are worth `word_scores` to the states of the preterminals.
+        """The distribution over the trees of sentences, or of words with given scores.
 
-        `word_scores`, [batch, length, states], stand in place of the lexicon: logarithms, or with `values` as the
-        parametrisation ordinary numbers. `lengths`, [batch], says which sentences are shorter than the longest.
+        `word_scores`, [batch, length, states of preterminals], replace the lexicon. They are logarithms, or ordinary
+        numbers if the parametrisation is `values`. `lengths`, [batch], are needed if some sentences are shorter.
         """
         grammar = self.grammar()
         return self._trees(grammar, self._words(grammar, sentences, word_scores, lengths))
@@ -182,9 +185,9 @@ class GrammarLayer(nn.Module):
     def observe(self, trees: Iterable[Tree], prune: float = 0.0) -> Observed:
         """Treebank trees prepared for any number of calls of `log_weight` and `log_prob`.
 
-        With `prune`, `log_prob` compares a tree with what is left of its sentence when rules at splits whose posterior
-        by the model's coarse grammar is below `prune` are dropped; the tree itself is always left. The result is then
-        an upper bound. They stay on the device where the layer is now.
+        With `prune`, `log_prob` compares a tree only with trees that the model's coarse grammar leaves: rules at splits
+        with a smaller posterior are dropped, but never those of the tree itself. The result is then an upper bound.
+        The prepared trees stay on the device where the layer is now.
         """
         trees = trees_of("what is to be observed", trees)
         normal = normalise_all(trees)
@@ -221,8 +224,8 @@ class GrammarLayer(nn.Module):
     ) -> Float[Tensor, "batch"]:
         """log of the weight of treebank trees, the sum over their states; in time linear in their size.
 
-        The words are those of the trees or of `sentences`, or worth `word_scores`, as in `forward`. For a normalised
-        grammar it is log p(tree, sentence).
+        The words are those of the trees or of `sentences`, or have `word_scores`, as in `forward`. In a normalised
+        grammar the weight is p(tree, sentence).
         """
         grammar, observed = self.grammar(), self._observed(trees)
         words = self._words_over(observed, grammar, sentences, word_scores)
@@ -251,7 +254,7 @@ class GrammarLayer(nn.Module):
         return self._structure.grammar.root.device
 
     def to_model(self) -> Model:
-        """The model with the parameters as they are now; its coarse grammar stays what it was."""
+        """The model with the present parameters. Its coarse grammar does not change."""
         grammar = self.grammar()
 
         def copied(tensor: Tensor) -> Tensor:

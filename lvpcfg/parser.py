@@ -1,4 +1,4 @@
-"""lvpcfg.Parser: a model and sentences in, trees out."""
+"""lvpcfg.Parser: from a model and sentences to trees."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,17 +62,17 @@ class Request:
 
 
 class Parser(ParserI):  # type: ignore[misc]
-    """Parses sentences with a model, or with several: a product of grammars, trained on the same trees.
+    """Parses sentences with a model, or with several models that were trained on the same trees: a product of grammars.
 
-    `decoder` is one of DECODERS (None: max-rule, or free-recall for grammars of one phrase symbol), `device`
-    where the charts are computed ("cuda", "cpu"; None: CUDA if there is one),
-    `dtype` "float32" or "float64". Charts of models with a coarse grammar are pruned: rules at splits whose posterior
-    by that grammar is below `prune` are dropped; 0 drops nothing, and "exact", with the decoder viterbi, nothing that
-    could be in the best derivation. Batches have up to `batch_tokens` words, or less where charts are large. Sentences
-    of more than `max_length` words get a flat tree.
-    With a `calibration`, posteriors of trees and phrases are scaled by it. With an `exact` model, of which the first is
-    compressed with a certificate, `parse_sents` gives the trees of the exact one, by the first where they are the same
-    for sure; all else is by the exact one alone.
+    - `decoder`: "max-rule", "max-rule-sum", "variational", "recall", "free-recall" or "viterbi". None is max-rule, or
+      free-recall for grammars with one phrase symbol.
+    - `device`: where charts are computed, "cuda" or "cpu". None is CUDA if there is one.
+    - `dtype`: "float32" or "float64".
+    - `prune`: rules at splits with a smaller posterior under the coarse grammar are dropped. 0 drops nothing. "exact",
+      for the decoder viterbi, drops only what cannot be in the best derivation.
+    - `batch_tokens`: words in a batch; fewer if charts are large.
+    - `max_length`: longer sentences get a flat tree.
+    - `calibration`: scales the posteriors of trees and phrases.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class Parser(ParserI):  # type: ignore[misc]
     ) -> list[Tree]:
         """The trees of many sentences, in their order; every sentence gets one.
 
-        `progress` shows a bar; `update` is called with the number of sentences done, for another bar. `tags` are those
-        of the words of each sentence, None where any will do: a word gets its tag even if it was never seen with it.
+        `progress` shows a bar; `update` is called with the number of finished sentences. `tags` gives a tag for each
+        word of each sentence, or None for any tag. A given tag is used even if the word was never seen with it.
         """
         return [parses[0].tree for parses in self._parse(sents, tags, progress, update, Request())]
 
@@ -197,20 +197,17 @@ class Parser(ParserI):  # type: ignore[misc]
         spans: bool = False,
         certify: bool = False,
     ) -> list[Parse]:
-        """Trees with their probabilities; with `spans` those of their phrases too; with `certify`, what they can be
-        under the exact grammar, where the model was compressed with a certificate."""
-        if certify:
-            _ = self._certificates  # what is wrong with the model shows here
-        request = Request(Wanted(1, spans, forest=certify), probabilities=True, certify=certify)
+        """Trees with their probabilities, and with `spans` those of their phrases."""
+        request = Request(Wanted(1, spans), probabilities=True)
         return [parses[0] for parses in self._parse(sents, tags, progress, update, request)]
 
     def k_best(
         self, sent: Sequence[str], k: int, tags: Sequence[str | None] | None = None, spans: bool = False
     ) -> list[Parse]:
-        """The k best trees of a sentence by the decoder's objective, best first; fewer where there are fewer.
+        """The k best trees of a sentence by the decoder's objective, best first; fewer if there are fewer.
 
-        The first is that of `parse`. No two are the same tree. A sentence that the grammar has no tree for has its flat
-        tree.
+        The first is that of `parse`. All of them differ. If the grammar has no tree for the sentence, the list has its
+        flat tree.
         """
         return self.k_best_sents([sent], k, tags=None if tags is None else [tags], spans=spans)[0]
 
@@ -236,7 +233,7 @@ class Parser(ParserI):  # type: ignore[misc]
         return [[span for span in parses[0].spans or () if span.posterior >= least > 0] for parses in found]
 
     def pruning_loss(self, sents: Iterable[Sequence[str]]) -> list[PruningLoss]:
-        """How much of the probability of each sentence pruning has lost, at the most: never less than it has."""
+        """For each sentence, an upper bound of the probability that pruning has lost."""
         if not self._pruned or len(self.models) > 1 or self._signed or not self._grammar.binary.only_listed:
             raise InputError(
                 "pruning_loss needs one model whose charts are pruned, with a list of rules and none below zero."
@@ -480,7 +477,7 @@ class Parser(ParserI):  # type: ignore[misc]
 
     @property
     def times(self) -> dict[str, float]:
-        """Seconds spent so far, by stage: fine (inside-outside) and decode; where charts are pruned, before them
+        """Seconds spent so far, by stage: fine (inside-outside) and decode. If charts are pruned, the stages before are
         coarse, gather (what is left), middle (grammars with few states) and plan (how to compute the fine one)."""
         return dict(self._stages.seconds)
 

@@ -1,4 +1,4 @@
-"""What distributions over trees and over sequences of states have in common: torch-struct's names, log Z, divergences.
+"""What distributions over trees and over state sequences share: torch-struct's names, log Z, divergences.
 
 A subclass says how log Z is found, and which textbook recurrence finds sums in other semirings.
 """

@@ -1,4 +1,4 @@
-"""lvpcfg.Tagger: a model and sentences in, tags out."""
+"""lvpcfg.Tagger: from a model and sentences to tags."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,8 +25,9 @@ LARGEST = 1 << 26  # numbers of a table of all words that is written out
 class Tagger(TaggerI):  # type: ignore[misc]
     """Tags the words of sentences with a model.
 
-    `decoder` is one of TAG_DECODERS (None: recall), `device` where it is done ("cuda", "cpu"; None: CUDA if there is
-    one), `dtype` "float32" or "float64". Sentences of similar length are tagged together, `batch_tokens` words or so.
+    `decoder` is "recall", the likeliest tag of each word, or "max-rule", the best sequence of tags (None: recall).
+    `device` is "cuda" or "cpu" (None: CUDA if there is one), `dtype` "float32" or "float64". Sentences of similar
+    length are tagged together, about `batch_tokens` words at a time.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Tagger(TaggerI):  # type: ignore[misc]
     ) -> list[list[tuple[str, str]]]:
         """The same for many sentences, in their order.
 
-        `progress` shows a bar; `update` is called with the number of sentences done, for another bar.
+        `progress` shows a bar; `update` is called with the number of finished sentences.
         """
         given = _sentences_of(sentences)
         found = self.tags_of(given, progress, update)

@@ -395,7 +395,7 @@ def test_chains_of_unary_rules():
         (lambda layer: layer.log_prob(TREES, word_scores=torch.zeros(5, 2, 5)), r"expected \[5, 3, states\]"),
         (lambda layer: layer.observe([]), "trees of a word or more"),
         (lambda layer: GrammarLayer(layer.model, "exp"), "expected logits, log-weights or values"),
-        (lambda layer: GrammarLayer(closed(layer.model)), "whole chains"),
+        (lambda layer: GrammarLayer(closed(layer.model)), "closed chains in place of unary rules"),
         (lambda layer: GrammarLayer(make("tensors, signed")), "negative parameters: expected 'values'"),
     ],
 )

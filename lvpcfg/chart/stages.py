@@ -24,5 +24,7 @@ class Stages:
 
     def _now(self) -> float:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # else the time would be that of giving orders
+            torch.cuda.synchronize(
+                self.device
+            )  # CUDA runs behind: without this, the time would be that of launching kernels
         return time.perf_counter()

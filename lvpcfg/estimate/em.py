@@ -1,7 +1,7 @@
 """EM with m states for every symbol, from relative frequencies with noise (Matsuzaki et al. 2005).
 
 With `init`, EM goes on from the states of a model that was trained on these trees; from a spectral model, with its
-clusters. It is smoothed then, and short: what has a good start soon fits its trees too well. With `objective=sentence`,
+clusters. It is then smoothed, and short: from a good start EM soon overfits its trees. With `objective=sentence`,
 EM for a PCFG of its own symbols on sentences alone. From tagged sentences EM makes a chain of m states for every tag.
 """
 

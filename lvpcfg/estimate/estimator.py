@@ -1,7 +1,7 @@
-"""What an estimator is: a treebank, or tagged sentences, and options in, a model out, step by step.
+"""The protocol of estimators: from a treebank, or tagged sentences, and options to a model, step by step.
 
 An estimator is two files: a module of this folder, or of a user's own, that registers it together with the class of its
-options, and `conf/estimator/<name>.yaml`. Whoever trains asks for the protocol below and for nothing else.
+options, and `conf/estimator/<name>.yaml`. Callers use the protocol below and nothing else.
 """
 
 import hashlib

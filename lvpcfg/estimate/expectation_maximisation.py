@@ -1,7 +1,7 @@
 """EM over the states of observed trees, or of tagged sentences, in phases; `count`, `em`, `split_merge` and
 `kruskal_em` differ in their phases and in where they begin.
 
-Without smoothing the log-likelihood never falls within a phase; it is watched.
+Without smoothing the log-likelihood never falls within a phase; this is checked.
 """
 
 from collections.abc import Callable, Iterator, Sequence

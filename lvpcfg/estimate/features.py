@@ -1,4 +1,4 @@
-"""What the nodes of skeletal trees look like from below and from above: inside features phi, outside features psi.
+"""Features of the nodes of skeletal trees: inside features phi, of what is below; outside features psi, of the rest.
 
 Cohen, Stratos, Collins, Foster & Ungar 2013, section 4. A feature is a named function from all nodes of a treebank to a
 value each: a whole number, -1 where there is none. Values of nodes of different symbols are different features. Add one
@@ -39,12 +39,12 @@ OUTSIDE: dict[str, Feature] = {}
 
 
 def inside_feature(name: str) -> Callable[[Feature], Feature]:
-    """Decorates a function of what is below nodes."""
+    """Registers a function of what is below nodes under a name, as a decorator."""
     return _register(INSIDE, name)
 
 
 def outside_feature(name: str) -> Callable[[Feature], Feature]:
-    """Decorates a function of what is around nodes."""
+    """Registers a function of what is around nodes under a name, as a decorator."""
     return _register(OUTSIDE, name)
 
 

@@ -1,4 +1,4 @@
-"""What trees are worth under mixtures of Gaussians: the likelihood of trees, of a start of its own."""
+"""The likelihood of trees under mixtures of Gaussians, which start from a grammar or from noise."""
 
 from dataclasses import replace
 

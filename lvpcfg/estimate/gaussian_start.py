@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians that are worth what a grammar is worth, or nearly so: where their training begins.
+"""The start of training Gaussian mixtures: mixtures with the same weights of trees as a grammar, or nearly so.
 
 Gaussians with mu = 0 and sigma = 1 overlap by f^-1 = (4 pi)^(-d/2). So mixtures of K of them are a treebank PCFG
 exactly, if rho = p f / K for all rules but those of the root, and p / K for these. Tensors over several states become

@@ -1,5 +1,4 @@
-"""Gradient descent: the parameters of a grammar, in any representation, trained for the trees it should prefer, or of
-a chain, for tags."""
+"""Gradient descent on the parameters of a grammar in any representation, for trees, or of a chain, for tags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

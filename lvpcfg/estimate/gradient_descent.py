@@ -1,7 +1,7 @@
-"""A module trained by an optimiser of torch: updates, their regularisation, and going on from a checkpoint.
+"""A module trained by an optimiser of torch: updates, regularisation, and resuming from a checkpoint.
 
-What is climbed is an `Objective`: batches, their log-likelihood under a module, and the model that the module stands
-for. Each is a file of its own (`tree_likelihood.py`).
+The objective is an `Objective`: batches, their log-likelihood under a module, and the model of that module. Each
+objective has a file (`tree_likelihood.py`).
 """
 
 import math

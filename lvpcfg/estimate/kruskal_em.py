@@ -1,4 +1,4 @@
-"""EM for grammars that are born in CP form: the term rho of a rule is a latent variable, as the states are.
+"""EM for grammars that are in CP form from the start: the term rho of a rule is a latent variable, like the states.
 
     p(b, h2, c, h3 | a, h1) = sum over rho of  p(rho | a, h1) p(b, h2 | rho) p(c, h3 | rho)
 

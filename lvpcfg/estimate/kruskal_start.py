@@ -1,4 +1,4 @@
-"""Where EM of grammars in CP form begins: with the counts of the treebank, or what a model expects in its trees."""
+"""The start of EM for grammars in CP form: counts of the treebank, or expected counts of a model."""
 
 from dataclasses import replace
 

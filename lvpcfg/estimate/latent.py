@@ -1,4 +1,4 @@
-"""A treebank whose symbols have latent states: expected counts, and the grammar they make.
+"""A treebank whose symbols have latent states: expected counts, and the grammar of these counts.
 
     E-step   c(rule, states) = t * d log p(trees) / d t        (by autograd, on the observed trees)
     M-step   t(a -> b c, h2, h3 | h1, a) = c(a -> b c, h1, h2, h3) / c(a, h1)

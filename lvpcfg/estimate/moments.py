@@ -1,4 +1,4 @@
-"""From features to numbers: the singular vectors of Omega, and what they make of every node.
+"""From features to vectors: the singular vectors of Omega, and the projections of every node on them.
 
     Omega^a = mean over the nodes of a of (phi - mean phi)(psi - mean psi)^T  =  U S V^T
     Y(t) = (1, U^T (phi(t) - mean phi)),   Z(o) = (1, S^-1 V^T (psi(o) - mean psi))

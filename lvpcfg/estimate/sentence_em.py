@@ -3,7 +3,7 @@
     E-step   c(rule) = p * d log p(sentences) / d p      (by autograd, over whole charts)
     M-step   p(rule) = c(rule) / c(parent)
 
-The log-likelihood never falls; it is watched. Entries of the lexicon that no sentence has keep the share of each state
+The log-likelihood never falls; this is checked. Entries of the lexicon that are in no sentence keep the probability
 that they have at the start, so that sentences with new kinds of words are possible.
 """
 

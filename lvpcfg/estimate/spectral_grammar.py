@@ -1,4 +1,4 @@
-"""The grammar that the projections of all nodes make: means of products.
+"""The spectral grammar: its parameters are means of products of the projections of nodes.
 
     t(a -> b c)_ijk = count(a -> b c) / count(a) * E_ijk,    E = mean of Z_i(o) Y_j(t2) Y_k(t3) over the rule's nodes
     r(a -> b)_ij    = count(a -> b) / count(a) * mean of Z_i(o) Y_j(t2)

@@ -1,4 +1,4 @@
-"""Cycles of: split all states in two, EM; merge the pairs that are worth least, EM; smooth, EM (Petrov et al. 2006)."""
+"""Cycles of: split all states in two, EM; merge the least useful pairs, EM; smooth, EM (Petrov et al. 2006)."""
 
 from dataclasses import dataclass
 

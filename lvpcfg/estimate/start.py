@@ -1,4 +1,4 @@
-"""Training that goes on from a model: its states, and the counts that it expects in the trees.
+"""Training that starts from a model: its states, and its expected counts in the trees.
 
 A spectral model has signed parameters, and no counts: it gives its clusters (`clusters.py`).
 """

@@ -1,6 +1,6 @@
 """Splitting and merging latent states (Petrov et al. 2006).
 
-States are split in two, with a little noise; after EM the pairs of siblings that are worth least are merged
+States are split in two, with a little noise; after EM the least useful pairs of siblings are merged
 again. With w the relative frequency of a state, merging i and j loses
 
     sum over nodes  log[ 1 / (1 - I_i O_i - I_j O_j + ((w_i I_i + w_j I_j) / (w_i + w_j)) (O_i + O_j)) ]

@@ -1,4 +1,4 @@
-"""What tags are worth under a chain as a module, for gradient descent (LVG-D of Zhao, Zhang & Tu 2018).
+"""The likelihood of tags under a chain as a module, for gradient descent (LVG-D of Zhao, Zhang & Tu 2018).
 
     conditional   log p(tags | words) = log w(tags, words) - log Z(words)
     joint         log p(tags, words)  = log w(tags, words)

@@ -1,4 +1,4 @@
-"""Tagged sentences whose tags have latent states: expected counts, and the chain they make.
+"""Tagged sentences whose tags have latent states: expected counts, and the chain of these counts.
 
     E-step   c(x) = p(x) * d log p(tags, words) / d p(x)       for steps, words, beginnings and ends, by autograd
     M-step   p(b, k | a, h) = c(a h, b k) / c(a, h),   and so for the end of a sentence and for words

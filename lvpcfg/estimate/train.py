@@ -1,4 +1,4 @@
-"""From trees, or tagged sentences, to a model in one call."""
+"""`lvpcfg.train`: from trees, or tagged sentences, to a model in one call."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -42,12 +42,19 @@ def train(
     dev: Iterable[Tree | Sequence[str]] | None = None,
     **options: Any,
 ) -> Model | TaggingModel:
-    """Normalises and binarises `trees` and estimates a grammar from them; of tagged sentences, lists of (word, tag)
-    pairs, a model for a `Tagger`.
+    """Normalises and binarises `trees` and estimates a grammar from them.
 
-    Sentences, lists of words, may stand in place of trees where `objective="sentence"`.
-    `options` are those of the estimator: `states=16` for "em", `cycles=4` for "split_merge" and so on. `dev` are for
-    estimators that look at trees which they do not learn from. `signature` names the classes of unknown words.
+    - `trees`: `nltk` trees. Tagged sentences, lists of (word, tag) pairs, give a model for a `Tagger`. With
+      `objective="sentence"` they may be sentences, lists of words.
+    - `estimator`: "count", "em", "split_merge", "kruskal_em", "spectral", "cluster", "gradient", "gaussian", or one
+      of your own.
+    - `binarisation`: how trees become binary.
+    - `signature`: the name of the classes of unknown words (None: "english" for trees, "affixes" for tags).
+    - `seed`: of all that is random.
+    - `device`: where training runs.
+    - `progress`: whether to show a bar.
+    - `dev`: more trees, for estimators that choose by them.
+    - `options`: those of the estimator, such as `states=16` for "em" or `cycles=4` for "split_merge".
     """
     entry = ESTIMATORS[estimator]
     if not isinstance(binarisation, Binarisation):

@@ -1,9 +1,9 @@
-"""What trees are worth under a grammar as a module (`lvpcfg.nn`), for gradient descent.
+"""The likelihood of trees under a grammar as a module (`lvpcfg.nn`), for gradient descent.
 
     conditional   log p(tree | words) = log w(tree) - log Z(words)
     joint         log p(tree, words)  = log w(tree)
 
-Both sides are forests that are found once; each update computes them with the parameters of the day.
+Numerator and denominator are forests that are found once. Each update computes them with the present parameters.
 """
 
 from collections import Counter

@@ -91,11 +91,11 @@ def check_invariance(
     logarithms: bool = False,
     progress: bool = False,
 ) -> Invariance:
-    """Whether a model's charts, or a function of one's own, are right.
+    """Checks whether a model's charts, or those of your own function, are right.
 
-    A model needs sentences; `lvpcfg.distributions.ModelTrees` has its own. A function takes root, rules and words and
-    gives log Z and the posteriors of spans (see `Function`): it is tried on a small random grammar. With `logarithms`
-    it takes logarithms, and G is positive and diagonal. `progress` shows a bar.
+    With a model, give sentences; a `lvpcfg.distributions.ModelTrees` has its own. A function takes root, rules and
+    words and returns log Z and the posteriors of spans (see `Function`). It is tried on a small random grammar. With
+    `logarithms` it gets logarithms, and G is positive and diagonal. `progress` shows a bar.
     """
     if type(trials) is not int or trials < 1:
         raise InputError(f"trials is {show(trials)}: expected 1, 2, ...")

@@ -5,8 +5,8 @@
     PREFIX.unary       S_0 VP_1 0.2               top, bottom, probability of the best chain between them
     PREFIX.lexicon     NN dog [1.2E-4, 3.0E-6]    tag, word or class of unknown words, q for each state of the tag
 
-Unary entries are whole chains, with 1 for none at all, to be applied once a span: `Grammar.closed`. ROOT, the symbol
-on every tree, becomes TOP, which no chain is drawn above.
+Unary entries are closed chains (1 for a chain of no rules), at most one of them for a span: `Grammar.closed`. ROOT, the
+symbol on every tree, becomes TOP, which no chain is drawn above.
 """
 
 import logging
@@ -41,7 +41,7 @@ Entries = dict[str, dict[int, float]]  # of words, q of states: 0 .. states of a
 def read_berkeley(prefix: PathLike, lexicon: bool = True) -> Model:
     """The model in the files `prefix`.numstates, .binary, .unary and .lexicon.
 
-    Where there is no lexicon, `lexicon=False` reads the rules alone; such a model knows no words.
+    `lexicon=False` reads the rules alone, if there is no lexicon. Such a model knows no words.
     """
     name = os.fspath(prefix)
     if lexicon and not os.path.exists(f"{name}.lexicon") and os.path.exists(f"{name}.binary"):

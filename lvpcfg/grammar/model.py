@@ -45,7 +45,10 @@ INTERMEDIATE_SYMBOL = re.compile(r"@[^@+^|][^|]*(\|[^@+^|][^|]*)*")
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What an estimator returns and a parser needs."""
+    """A grammar, its lexicon, how its trees are binarised, how it was made, and the coarse grammar for pruning.
+
+    Estimators return it, and parsers need it.
+    """
 
     grammar: Grammar
     lexicon: Lexicon

@@ -27,8 +27,9 @@ States = Int[Tensor, "batch length"]
 class HMMDistribution(Structures):
     """The state sequences of a batch of sentences under one chain.
 
-    `words` is the weight of each word under each state, an ordinary number as those of the chain are. `lengths` are
-    given where some sentences are shorter. The partition and log_prob have first derivatives, all other numbers any.
+    `words` is the weight of each word under each state, an ordinary number like those of the chain. `lengths` are
+    needed if some sentences are shorter. The partition and log_prob have first derivatives, all other numbers
+    derivatives of any order.
     """
 
     _what = "sequences"
@@ -78,7 +79,7 @@ class HMMDistribution(Structures):
 
     @property
     def max_marginal(self) -> States:
-        """The most probable state of each word: what makes the fewest errors to be expected (Goodman 1996)."""
+        """The most probable state of each word, which minimises the expected number of errors (Goodman 1996)."""
         found = self.marginals.detach()
         return self._where_there(found.argmax(-1), found.sum(-1) > 0)
 

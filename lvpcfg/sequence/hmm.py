@@ -1,4 +1,4 @@
-"""Hidden Markov models as modules: dense, or born in low rank; Baum-Welch by gradients.
+"""Hidden Markov models as modules, dense or with low-rank matrices; Baum-Welch by gradients.
 
     p(j | i) = T_ij                     or  sum over r of p(r | i) p(j | r)
     p(x | i) = O_ix                     or  sum over q of p(q | i) p(x | q)
@@ -90,7 +90,10 @@ class HMM(nn.Module):
         lengths: Sequence[int] | Int[Tensor, "sequences"] | None = None,
         iterations: int = 50,
     ) -> list[float]:
-        """Baum-Welch: a parameter times its derivative is its expected count. Log-likelihoods before each iteration."""
+        """Baum-Welch: a parameter times its derivative is its expected count.
+
+        Returns the log-likelihood before each iteration.
+        """
         tables = [table.detach().softmax(-1) for table in self._tables()]
         lengths = checked_lengths(lengths, len(observations), observations.shape[-1], observations.device)
         likelihoods = []
@@ -112,8 +115,7 @@ class HMM(nn.Module):
 
     @torch.no_grad()
     def predict(self, observations: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length symbols"]:
-        """p(next symbol | symbols so far), after each of them. An impossible symbol says nothing about the states, and
-        they begin again."""
+        """p(next symbol | symbols so far), after each of them. After an impossible symbol, the states start again."""
         chain, emission = self.probabilities()
         state, states = chain.initial, []
         for word in words_of(emission, observations).unbind(1):

@@ -35,7 +35,10 @@ class TagChain:
 
 @dataclass(frozen=True, eq=False)
 class TaggingModel:
-    """What an estimator makes of tagged sentences, and a `Tagger` needs."""
+    """The model of a tagger: a chain over the states of tags, and a lexicon.
+
+    Estimators make it from tagged sentences, and a `Tagger` needs it.
+    """
 
     grammar: TagChain
     lexicon: Lexicon

@@ -10,7 +10,13 @@ INTERMEDIATE, CHAIN, PARENT, SIBLING = "@", "+", "^", "|"
 
 @dataclass(frozen=True)
 class Binarisation:
-    """How trees become binary. `horizontal` may be `math.inf`: remember every sibling."""
+    """How trees become binary.
+
+    - `direction`: "right" or "left".
+    - `horizontal`: how many siblings an intermediate symbol remembers; `math.inf` for all.
+    - `vertical`: 2 if phrase labels remember their parents, otherwise 1.
+    - `unaries`: "keep" unary rules, or "collapse" a chain of them into one label.
+    """
 
     direction: str = "right"
     horizontal: float = 0

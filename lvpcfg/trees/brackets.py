@@ -46,10 +46,10 @@ def read_trees(path: PathLike, on_error: OnError = "raise") -> list[Tree]:
     old Penn headers) are comments. Several words in one bracket, ``(NN New York)``, are one word,
     ``New_York``; how many were joined is logged.
 
-    `on_error` is "raise", "skip" (malformed trees are left out; how many is logged), or a
-    function that is called with each error. What balances before or behind an error is kept;
-    behind a bracket that is never closed, each line that begins with a bracket, indented no
-    deeper, begins a tree.
+    `on_error` is "raise", "skip" (malformed trees are left out, and their number is logged), or a
+    function that is called with each error. Trees before and after an error are kept. After a
+    bracket that is never closed, the next tree begins at a line that begins with a bracket and is
+    indented no deeper.
     """
     scanner = _scan(read_text(path), str(path), on_error)
     if scanner.joined:
@@ -80,7 +80,7 @@ def _scan(text: str, name: str, on_error: OnError) -> "_Scanner":
 
 
 def write_trees(trees: Iterable[Tree], path: PathLike) -> None:
-    """One tree a line."""
+    """Writes trees into a file, one in each line."""
     write_text(path, "".join(format_tree(tree) + "\n" for tree in trees_of("what is to be written", trees)))
 
 

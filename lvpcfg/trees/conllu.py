@@ -15,8 +15,8 @@ TaggedSentence = list[tuple[str, str]]
 def read_conllu(path: PathLike, tag: str = "upos", on_error: OnError = "raise") -> list[TaggedSentence]:
     """The sentences of a CoNLL-U file (plain or gzip, UTF-8) as (word, tag) pairs.
 
-    `tag` is the column the tags are taken from, "upos" or "xpos". `on_error` is as in
-    `read_trees`; what is skipped is the whole sentence.
+    `tag` is the column of the tags, "upos" or "xpos". `on_error` is as in `read_trees`; "skip"
+    leaves out whole sentences.
     """
     expect("tag", tag, tuple(COLUMNS))
     return conllu_from_text(read_text(path), str(path), tag, on_error)

@@ -37,7 +37,7 @@ Weighted = list[tuple[str, int]]
 def corpus(split: str, features: bool = False) -> list[Tree]:
     """The trees of "train", "dev" or "test".
 
-    With `features` the labels show what is erased otherwise: NP~SBJ.sg.person instead of NP-SBJ.
+    With `features`, labels have the features that are otherwise erased: NP~SBJ.sg.person in place of NP-SBJ.
     """
     expect("the split of the embedded corpus", split, tuple(SIZES))
     show = _with_features if features else _without_features

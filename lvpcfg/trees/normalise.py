@@ -21,7 +21,7 @@ TRACE_TAG, TRACE_WORD = "-NONE-", "*0*"
 
 
 def normalise(tree: Tree) -> Tree | None:
-    """The normalised tree, or None where nothing but traces is in it."""
+    """The normalised tree, or None if the tree has only traces."""
     require_tree(tree)
     root: Tree | None = rebuild(tree, _normalise_node)
     if root is None:

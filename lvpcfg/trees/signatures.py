@@ -1,4 +1,4 @@
-"""What an unknown word looks like: named functions from a word to classes of words, from fine to coarse.
+"""Signatures: named functions from an unknown word to its classes, from fine to coarse.
 
 `english` ends in the classes of Petrov & Klein 2007 (capitals, digits, dashes, English suffixes). `suffix` knows
 no language, nor does `affixes`, which is for taggers and looks at both ends of a word. Finer than these are a word's

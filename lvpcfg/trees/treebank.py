@@ -1,4 +1,4 @@
-"""A whole treebank as arrays: what estimators run over.
+"""A whole treebank as arrays, which estimators use.
 
 All nodes of all skeletal trees stand in one list, tree after tree, each tree in preorder; a
 child is an index into that list. Symbols are numbered interminals first, then preterminals
@@ -109,7 +109,7 @@ class Treebank:
 
 
 def build_treebank(trees: Iterable[Tree], scheme: Binarisation = RIGHT, progress: bool = False) -> Treebank:
-    """Normalises and binarises raw trees into one `Treebank`; trees of traces alone are left out."""
+    """Normalises and binarises raw trees into one `Treebank`. Trees that have only traces are left out."""
     nodes = _Nodes()
     with garbage_collection_paused():
         for tree in tqdm(

@@ -1,4 +1,4 @@
-"""Batches of rule tensors: what they add to the cells of a width, and the gradients of that.
+"""Batches of rule tensors: their contribution to the cells of a width, and its gradients.
 
     T(y2, y3) = sum_jk T_ijk y2_j y3_k, summed over the splits of a span
 
@@ -186,7 +186,7 @@ class Block:
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """`torch.matmul`, which would copy a single matrix for each of a batch."""
+    """`torch.matmul`, without copying a single matrix for each of a batch."""
     if x.dim() == y.dim() == 3:
         return torch.bmm(x.expand(len(y), -1, -1) if len(x) == 1 else x, y)
     return torch.matmul(x, y)
@@ -200,7 +200,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 def select(
     cells: Float[Tensor, "*cells all"], states: Int[Tensor, "groups m"], dimensions: int = 1
 ) -> Float[Tensor, "groups *cells m"]:
-    """[cells, (splits,) all states] -> [groups, cells, (splits,) m]: the states of each group; fast where m is 1."""
+    """[cells, (splits,) all states] -> [groups, cells, (splits,) m]: the states of each group; fast if m is 1."""
     rows = cells.movedim(-1, -dimensions - 1).contiguous().index_select(-dimensions - 1, states.flatten())
     return rows.unflatten(-dimensions - 1, tuple(states.shape)).movedim(-dimensions - 1, -1)
 

@@ -21,9 +21,9 @@ LANES = 1 << 16  # pairs x y x z in one block at the most: bounds what is held a
 
 
 def form(grammar: Grammar, fixed: bool = False) -> TensorForm | CPForm:
-    """What charts of the grammar compute with.
+    """The form with which charts of the grammar compute.
 
-    Where parameters are `fixed`, the terms of a CP form can be sorted by what children their zeros leave: charts then
+    If parameters are `fixed`, the terms of a CP form can be sorted by the children that their zeros allow. Charts then
     leave out what is impossible, and have no derivative by those zeros.
     """
     return form_of(grammar.binary.for_charts(), grammar, fixed)
@@ -166,8 +166,8 @@ def cp_form(
 ) -> CPForm:
     """One CP form of all rules.
 
-    Where the factors stay as they are, their terms can be sorted by their children: charts then leave out what the
-    zeros of v and w make impossible, and have no derivative by those zeros.
+    If the factors do not change, their terms can be sorted by their children. Charts then leave out what the zeros of v
+    and w make impossible, and have no derivative by those zeros.
     """
     counts = (len(u), 0, 0, 0)
     if sort_terms:

@@ -1,6 +1,6 @@
-"""Charts that even float64 cannot hold: the textbook chart in its place, by log-sum-exp and with autograd.
+"""Charts that even float64 cannot hold: the textbook chart replaces them, by log-sum-exp and with autograd.
 
-They have what the rest of the engine asks of `Chart` and `Outside`: log Z, its derivatives, and posteriors.
+These classes offer the same as `Chart` and `Outside`: log Z, its derivatives, and posteriors.
 """
 
 from collections.abc import Sequence

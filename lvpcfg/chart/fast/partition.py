@@ -64,7 +64,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is asked: the sentences of a batch under a form in ordinary numbers."""
+    """The sentences of a batch under a form in ordinary numbers."""
 
     form: FastForm
     leaf: Float[Tensor, "length batch word_states"]

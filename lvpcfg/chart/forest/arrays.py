@@ -1,6 +1,6 @@
 """Operations on flat arrays, by which forests are built.
 
-CUDA runs behind the program, which has to wait for it wherever it reads a number: for a Python number, and for an
+CUDA runs asynchronously, and the program has to wait for it wherever it reads a number: for a Python number, and for an
 operation whose result has a size that depends on the numbers. Pruning and planning a batch do so a fixed number of
 times, however many sentences, spans and edges it has.
 """
