@@ -33,9 +33,10 @@ FONTS = (  # those that are installed: the first has no Chinese, Japanese and Ko
 def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
     """Trees one above the other, with their titles; brackets that the tree titled `gold` does not have are red."""
     from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties, fontManager
     from matplotlib.textpath import text_to_path
+
+    from lvpcfg.evaluation.figure import Picture
 
     installed = set(fontManager.get_font_names())
     families = [name for name in FONTS if name in installed]
@@ -54,7 +55,7 @@ def draw_trees(trees: dict[str, Tree], gold: str | None = None) -> Figure:
     height = sum(one.height + BETWEEN for one in placed.values()) + 2 * MARGIN
     inches = width * POINT, height * POINT
     scale = min(1.0, LONGEST / max(inches), math.sqrt(LARGEST / (inches[0] * inches[1])))
-    figure = Figure(figsize=(scale * inches[0], scale * inches[1]))
+    figure = Picture(scale * inches[0], scale * inches[1], layout=None)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
     axes.axis("off")
     known = None if gold is None else {label.bracket for label in placed[gold].labels}
