@@ -73,6 +73,8 @@ class Parser(ParserI):  # type: ignore[misc]
     - `batch_tokens`: words in a batch; fewer if charts are large.
     - `max_length`: longer sentences get a flat tree.
     - `calibration`: scales the posteriors of trees and phrases.
+    - `exact`: the model before it was compressed with a certificate. `parse_sents` then gives the trees of the exact
+      model, by the compressed one where they are certain to be the same. Everything else is done by the exact model.
     """
 
     def __init__(
@@ -197,8 +199,11 @@ class Parser(ParserI):  # type: ignore[misc]
         spans: bool = False,
         certify: bool = False,
     ) -> list[Parse]:
-        """Trees with their probabilities, and with `spans` those of their phrases."""
-        request = Request(Wanted(1, spans), probabilities=True)
+        """Trees with their probabilities, and with `spans` those of their phrases. With `certify`, also what these can be
+        under the exact grammar, if the model was compressed with a certificate."""
+        if certify:
+            _ = self._certificates  # what is wrong with the model shows here
+        request = Request(Wanted(1, spans, forest=certify), probabilities=True, certify=certify)
         return [parses[0] for parses in self._parse(sents, tags, progress, update, request)]
 
     def k_best(

@@ -65,8 +65,12 @@ class Compression:
     after: int  # and how many they are
 
 
-def compress(model: Model, method: str = "als", seed: int = 0, **options: Any) -> Model:
-    """The model with its binary rules in CP form, or trimmed. `options` are those of the method, such as `rank=8`."""
+def compress(model: Model, method: str = "als", seed: int = 0, certify: bool = False, **options: Any) -> Model:
+    """The model with its binary rules in CP form, or trimmed. `options` are those of the method, such as `rank=8`.
+
+    With `certify`, which needs the method als, the model keeps how far from the exact one it can be. Parsers then say of
+    each sentence how wrong they can be.
+    """
     if not isinstance(model, Model):
         raise InputError(f"what is to be compressed is {show(model)}: expected a model. Model.load reads a folder.")
     expect("method", method, tuple(METHODS))
