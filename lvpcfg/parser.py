@@ -199,8 +199,8 @@ class Parser(ParserI):  # type: ignore[misc]
         spans: bool = False,
         certify: bool = False,
     ) -> list[Parse]:
-        """Trees with their probabilities, and with `spans` those of their phrases. With `certify`, also what these can be
-        under the exact grammar, if the model was compressed with a certificate."""
+        """Trees with their probabilities, and with `spans` those of their phrases. With `certify`, also what these can
+        be under the exact grammar, if the model was compressed with a certificate."""
         if certify:
             _ = self._certificates  # what is wrong with the model shows here
         request = Request(Wanted(1, spans, forest=certify), probabilities=True, certify=certify)

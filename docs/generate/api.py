@@ -5,7 +5,7 @@ from typing import Any
 
 SECTIONS = {
     "Models": ["train", "Model", "Grammar", "compress", "generate", "tightness", "renormalise", "check_invariance"],
-    "Parsing": ["Parser", "Parse", "Span", "calibrate", "Calibration", "evaluate"],
+    "Parsing": ["Parser", "Parse", "Span", "Certificate", "calibrate", "Calibration", "evaluate"],
     "Tagging": ["Tagger", "TaggingModel"],
     "Trees and words": [
         *["read_trees", "write_trees", "read_conllu", "read_berkeley", "corpus", "normalise", "Binarisation"],

@@ -68,8 +68,8 @@ class Compression:
 def compress(model: Model, method: str = "als", seed: int = 0, certify: bool = False, **options: Any) -> Model:
     """The model with its binary rules in CP form, or trimmed. `options` are those of the method, such as `rank=8`.
 
-    With `certify`, which needs the method als, the model keeps how far from the exact one it can be. Parsers then say of
-    each sentence how wrong they can be.
+    With `certify`, which needs the method als, the model keeps how far from the exact one it can be. Parsers then
+    say of each sentence how wrong they can be.
     """
     if not isinstance(model, Model):
         raise InputError(f"what is to be compressed is {show(model)}: expected a model. Model.load reads a folder.")
