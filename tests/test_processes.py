@@ -16,8 +16,9 @@ from lvpcfg import InputError, Model, corpus, processes, write_trees
 from lvpcfg.estimate import projections
 from lvpcfg.estimate.cluster import ClusterOptions
 from lvpcfg.estimate.em import EMOptions
-from lvpcfg.estimate.estimator import Task
+from lvpcfg.estimate.estimator import TaggingTask, Task
 from lvpcfg.estimate.expectation_maximisation import ExpectationMaximisation
+from lvpcfg.estimate.gaussian import GaussianOptions
 from lvpcfg.estimate.gradient import GradientOptions
 from lvpcfg.estimate.kruskal_em import KruskalEMOptions
 from lvpcfg.estimate.spectral import SpectralOptions
@@ -27,7 +28,9 @@ from lvpcfg.estimate.terms import term_losses
 from lvpcfg.jobs import board
 from lvpcfg.jobs.arguments import problem_with
 from lvpcfg.registry import ESTIMATORS
+from lvpcfg.trees.tagged import build_tagged
 from lvpcfg.trees.treebank import build_treebank
+from lvpcfg.trees.walk import tagged_words
 
 TREES = [tree for tree in corpus("train")[:60] if len(tree.leaves()) <= 10][:12]
 EM = EMOptions(states=2, iterations=3)
@@ -85,6 +88,12 @@ def computed():
     training = ESTIMATORS["gradient"].run(options, task)
     next(training.run())
     found |= {f"lbfgs {name}": parameter.detach() for name, parameter in training.module.named_parameters()}
+    tagged = TaggingTask(build_tagged([tagged_words(tree) for tree in TREES]))
+    for name, some in (("trees", task), ("tags", tagged)):
+        training = ESTIMATORS["gaussian"].run(GaussianOptions(components=2, noise=0.5, batch_sentences=5), some)
+        loss = training._loss(training.objective.batches[:1], training.steps[0])
+        found[f"gaussian {name} loss"] = torch.tensor(loss, dtype=torch.float64)
+        found |= {f"gaussian {name} {key}": value.grad for key, value in training.module.named_parameters()}
     return found
 
 
@@ -170,11 +179,13 @@ def test_sums_are_those_of_one_process(together):
     for name, value in expected.items():
         assert torch.equal(first[name], second[name]), name
         largest = float(value.nan_to_num(neginf=0).abs().max()) if value.numel() else 0
-        tolerance = 1e-6 if name.endswith("losses") else 1e-6 * largest  # log(1 - x) in float32
+        rounded = name.endswith("losses") or name.startswith("gaussian")  # log(1 - x), or posteriors less posteriors
+        tolerance = 1e-6 if rounded else 1e-6 * largest
         torch.testing.assert_close(first[name], value, rtol=1e-6, atol=tolerance, msg=name)
     assert float(expected["kruskal term losses"].max()) > 1e-3
     assert float(expected["spectral rules"].min()) < 0
     assert float(expected["cluster states"].max()) == 2
+    assert all(float(expected[f"gaussian {name}mu"].abs().max()) > 1e-3 for name in ("trees binary_", "tags "))
 
 
 @pytest.mark.parametrize("name", TRAININGS)

@@ -24,7 +24,5 @@ class Stages:
 
     def _now(self) -> float:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(
-                self.device
-            )  # CUDA runs behind: without this, the time would be that of launching kernels
+            torch.cuda.synchronize(self.device)  # without it, the time would be that of launching kernels
         return time.perf_counter()

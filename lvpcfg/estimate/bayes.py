@@ -8,7 +8,7 @@ A prior on rule probabilities puts mass on grammars that are not tight, Z < 1. T
     ignore         p(tree | grammar) as it is, whatever is lost
     tight          the prior on tight grammars alone: others are drawn again
     renormalised   p(tree | grammar) / Z: Metropolis-Hastings, with the Dirichlet posterior as the proposal, which is
-                   accepted with probability min(1, (Z_old / Z_new)^n) for n sentences
+                   accepted with probability min(1, (Z_old / Z_new)^n) for n sentences that have trees
 """
 
 from collections.abc import Iterable, Iterator
@@ -97,12 +97,13 @@ class Gibbs:
         for _ in range(iterations):
             trees = ModelTrees(model, self.sentences)
             log_likelihood = float(trees.partition.sum())
+            with_trees = int((trees.partition > -np.inf).sum())
             counts = self._counts(model, [drawn for (drawn,) in trees.sample(1, self.generator)])
             proposed, thrown_away = self._posterior(counts)
             accepted = True
             if self.treatment == RENORMALISED:
                 new = self._mass(proposed)
-                ratio = len(self.sentences) * (np.log(mass) - np.log(max(new, TINY)))
+                ratio = with_trees * (np.log(mass) - np.log(max(new, TINY)))
                 accepted = bool(np.log(self.random.random()) < ratio)
                 mass = new if accepted else mass
             if accepted:
