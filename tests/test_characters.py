@@ -178,7 +178,7 @@ def test_folders_that_are_no_models_are_refused(model, tmp_path):
     model.save(tmp_path)
     text = (tmp_path / "model.json").read_text()
     about = json.loads(text)
-    assert about["version"] == 8
+    assert about["version"] == 9
     for characters, complaint in (
         ({"embedding": 24, "filters": 128}, "expected whole numbers for embedding, filters, width"),
         ({"embedding": 24, "filters": "all", "width": 5}, "expected whole numbers for embedding, filters, width"),
@@ -189,8 +189,8 @@ def test_folders_that_are_no_models_are_refused(model, tmp_path):
         (tmp_path / "model.json").write_text(signed(about | {"characters": characters}))
         with pytest.raises(InputError, match=complaint):
             lvpcfg.Model.load(tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps(about | {"version": 9}))
-    with pytest.raises(InputError, match="format 9 of a newer lvpcfg, and this one reads up to 8"):
+    (tmp_path / "model.json").write_text(json.dumps(about | {"version": 10}))
+    with pytest.raises(InputError, match="format 10 of a newer lvpcfg, and this one reads up to 9"):
         lvpcfg.Model.load(tmp_path)
     broken = replace(
         model,
