@@ -82,7 +82,8 @@ def _problems_of(job: str, chosen: dict[str, list[str]], overrides: list[Overrid
     choices = dict(composed.hydra.runtime.choices)
     known = sorted(_keys(OmegaConf.to_container(composed)))
     swept = any(override.is_sweep_override() for override in overrides)
-    looked_at = swept or _problem([str(override.input_line) for override in overrides], choices) is not None
+    together = [str(override.input_line) for override in overrides if override.key_or_group in {*known} - {"hydra"}]
+    looked_at = swept or _problem(together, choices) is not None
     for override in overrides:
         key = override.key_or_group
         if key.startswith("hydra/") or (key.startswith("hydra.") and (override.is_add() or override.is_force_add())):
