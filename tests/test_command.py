@@ -261,3 +261,12 @@ def test_the_job_of_the_page(with_job, tmp_path):
     assert "did you mean 'least'?" in lvpcfg_command("job=vocabulary", "leats=2").stderr
     assert "least: 1" in lvpcfg_command("job=vocabulary", "--help").stdout
     assert "\njob=vocabulary  " in lvpcfg_command("--help").stdout
+
+
+def test_jobs_do_not_wait_for_what_nltk_needs_of_scipy():
+    pytest.importorskip("scipy")
+    script = (
+        "import sys; from lvpcfg.jobs.main import _import_libraries; _import_libraries(); "
+        "assert 'scipy.stats' not in sys.modules; from scipy.stats import fisher_exact"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

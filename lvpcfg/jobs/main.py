@@ -83,6 +83,10 @@ def _import_libraries() -> None:
     """What takes seconds, now that the options are right: torch, nltk and what jobs need of this package."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: large pages, which take a fifth less time to touch
     gc.disable()  # what is imported is no garbage; to look whether it is takes a tenth of the time
+    if "scipy.stats" not in sys.modules:  # nltk would import it, for a measure that no job needs: half a second
+        sys.modules["scipy.stats"] = None  # type: ignore[assignment]
+        import_module("nltk")
+        del sys.modules["scipy.stats"]
     import_module("lvpcfg.parser")
     gc.enable()
 
