@@ -253,7 +253,8 @@ class Parser(ParserI):  # type: ignore[misc]
     @cached_property
     def _certificates(self) -> Certificates:
         if len(self.models) > 1 or self._keeps_best:
-            raise InputError("certify needs one model, and prune as a posterior.")
+            number = f"a product of {len(self.models)} grammars" if len(self.models) > 1 else "prune=exact"
+            raise InputError(f"certify needs one grammar, and prune as a posterior: found {number}.")
         return Certificates(self.model, self.device)
 
     @cached_property

@@ -233,14 +233,14 @@ def test_folders_of_the_format_before_are_read(latent, tmp_path):
 
 def test_models_without_a_certificate_get_one_sentence(latent, small):
     sentence = [["No", "."]]
-    with pytest.raises(InputError, match="the model has no certificate: expected one whose rules are tensors"):
+    with pytest.raises(InputError, match="the model has no certificate: expected one that was compressed"):
         Parser(replace(small, envelope=None), device="cpu").analyse(sentence, certify=True)
     scaled = replace(small.grammar, root=2 * small.grammar.root)
     with pytest.raises(InputError, match="the model is not the one that its certificate was made for"):
         Parser(replace(small, grammar=scaled), device="cpu").analyse(sentence, certify=True)
     with pytest.raises(InputError, match="certify needs decompose=als"):
         compress(latent, method="svd", certify=True)
-    with pytest.raises(InputError, match="certify needs one model"):
+    with pytest.raises(InputError, match="certify needs one grammar"):
         Parser([latent, latent], device="cpu").analyse(sentence, certify=True)
     root = latent.grammar.root.clone()
     root[0] = -1.0

@@ -55,6 +55,19 @@ def test_models_are_found_by_their_names(provided, tmp_path):
     assert len(lvpcfg.read_trees(tmp_path / "out.mrg")) == 1
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_product_with_a_gap_is_refused(models, tmp_path, missing):
+    for number in {0, 1, 2} - {missing}:
+        models[0].save(tmp_path / str(number))
+    with pytest.raises(InputError, match=f"and there is no grammar in {missing}: expected those of a product"):
+        lvpcfg.Parser.load(tmp_path, device="cpu")
+
+
+def test_a_folder_without_a_model_hides_no_name(provided, tmp_path):
+    (tmp_path / "elsewhere/two").mkdir()
+    assert len(lvpcfg.Parser.load("two", device="cpu").models) == 2
+
+
 def test_a_folder_of_that_name_comes_first(provided, models):
     models[0].save("two")
     assert len(lvpcfg.Parser.load("two", device="cpu").models) == 1

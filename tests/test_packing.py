@@ -94,6 +94,27 @@ def test_lengths_that_are_wrong_are_refused(sparse, tmp_path, change, expected):
         lvpcfg.Model.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"binary.values": torch.zeros(8, dtype=torch.bfloat16)}, "'binary.values' is of type torch.bfloat16"),
+        (
+            {"root.places": torch.zeros(10**6, dtype=torch.uint8), "root": torch.zeros(0)},
+            "have a place for each number",
+        ),
+    ],
+)
+def test_tensors_made_to_harm_are_refused(sparse, tmp_path, change, expected):
+    sparse.save(tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors") | change, tmp_path / "model.safetensors")
+    description = json.loads((tmp_path / "model.json").read_text())
+    description[SPARSE] |= {name[:-7]: 8 * len(tensor) for name, tensor in change.items() if name.endswith(PLACES)}
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    resign(tmp_path)
+    with pytest.raises(InputError, match=expected):
+        lvpcfg.Model.load(tmp_path)
+
+
 def test_places_that_do_not_fit_are_refused(sparse, tmp_path):
     sparse.save(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -207,6 +207,20 @@ def test_what_cannot_be_done_is_said_before_work(tmp_path, model, options, messa
     assert Model.load(model)
 
 
+def test_a_refused_job_leaves_the_output_as_it_was(tmp_path, model):
+    (tmp_path / "kept.jsonl").write_text("precious")
+    done = subprocess.run(
+        arguments("job=parse", f"model=[{model},{model}]", "certify=true", "output=kept.jsonl", "hydra.run.dir=out"),
+        input="A dog .\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "certify needs one grammar" in done.stderr
+    assert (tmp_path / "kept.jsonl").read_text() == "precious"
+
+
 def test_output_over_standard_input_is_refused(tmp_path, model):
     (tmp_path / "x.txt").write_text("A dog .\n")
     with (tmp_path / "x.txt").open() as source:

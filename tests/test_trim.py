@@ -1,5 +1,7 @@
 """Rule tensors without their smallest numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from running import run
@@ -76,6 +78,12 @@ def test_sparse_tensors_are_computed_with_as_dense_ones(model, threshold):
 def test_wrong_options(model, options, says):
     with pytest.raises(InputError, match=says):
         lvpcfg.compress(model, "trim", **options)
+
+
+def test_models_with_numbers_below_zero_are_refused(model):
+    signed = replace(model, grammar=replace(model.grammar, unary=-model.grammar.unary))
+    with pytest.raises(InputError, match="expected a non-negative one, or another method than trim"):
+        lvpcfg.compress(signed, "trim")
 
 
 def test_the_job_says_what_is_left(model, tmp_path):

@@ -91,8 +91,10 @@ def decompose(
         raise InputError("the model is compressed already: expected one whose rules are tensors.")
     if certify:
         expect_certifiable(grammar, options)
-    if isinstance(options, APROptions) and grammar.signed:
-        raise InputError("the model has negative parameters: expected a non-negative one, or another method than apr.")
+    if isinstance(options, APROptions | TrimOptions) and grammar.signed:
+        raise InputError(
+            f"the model has negative parameters: expected a non-negative one, or another method than {options.name}."
+        )
     if isinstance(options, APROptions) and options.rank < len(grammar.binary.child_types.unique()):
         options = replace(options, child_types=TOGETHER)  # there are more types than terms
     factors, against_source, approximated = None, None, torch.zeros(len(grammar.binary), dtype=torch.bool)

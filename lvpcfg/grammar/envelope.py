@@ -20,8 +20,8 @@ from lvpcfg.grammar.rule_cp import RuleCP
 from lvpcfg.grammar.rule_tensors import RuleTensors
 
 NONE = (
-    "the model has no certificate: expected one whose rules are tensors, or one that was compressed with "
-    "decompose=als certify=true."
+    "the model has no certificate: expected one that was compressed with decompose=als certify=true, or one that was "
+    "never compressed or trimmed."
 )
 
 

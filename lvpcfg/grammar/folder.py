@@ -149,7 +149,7 @@ def load_folder(
     """Reads a folder that `save_folder` wrote, in the precision it was saved in, on the CPU."""
     folder = located(path)
     if not os.path.isfile(folder / JSON):
-        _refuse_place(folder)
+        _refuse_place(path)
     reader = reader_of(f"the model in {show(str(folder), 200)} cannot be used", {}, {})
     for _ in range(3):  # another process may be saving
         reader.description = _read_description(folder, reader)
@@ -164,16 +164,14 @@ def load_folder(
     reader.refuse(f"{name} is missing, truncated, or not the one {JSON} was written with")
 
 
-def _refuse_place(folder: Path) -> NoReturn:
-    grammars = parts(folder)
-    if grammars != [folder]:
-        raise InputError(
-            f"{show(str(folder), 200)} is a product of {len(grammars)} grammars: expected one of them, such as "
-            f"{show(str(grammars[0]), 200)}. job=parse and lvpcfg.Parser take all."
-        )
-    names = ", ".join(provided())
-    own = f", and the models that come with lvpcfg are {names}" if names else ""
-    raise InputError(f"{show(str(folder), 200)} is not a model folder: there is no file {JSON} in it{own}.")
+def _refuse_place(path: PathLike) -> NoReturn:
+    given, grammars = show(os.fspath(path), 200), parts(path)
+    if grammars != [located(path)]:
+        first = show(os.path.join(path, "0"), 200)
+        raise InputError(f"{given} is a product of {len(grammars)} grammars: expected one of them, such as {first}.")
+    names = ", ".join([*provided(), *(f"{name}/{part.name}" for name in provided() for part in parts(name))])
+    own = f". Models that come with lvpcfg: {names}" if names else ""
+    raise InputError(f"{given} is not a model folder: there is no file {JSON} in it{own}.")
 
 
 def format_of(path: PathLike) -> str | None:

@@ -17,6 +17,10 @@ PLACES = ".places"
 SPARSE = "sparse"  # in the description: how many numbers a tensor had
 NARROW = (torch.uint8, torch.int16, torch.int32)
 LEAST = 1024  # numbers of a tensor that is worth it
+MOST_SPARSE = (
+    4096  # places for each number: more than in any tensor that is packed, so that no small file becomes large
+)
+ONES = numpy.unpackbits(numpy.arange(256, dtype=numpy.uint8)[:, None], axis=1).sum(1)  # bits of each byte
 
 
 def pack(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -26,7 +30,11 @@ def pack(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, int]]
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             packed[name] = _narrowed(tensor)
-        elif len(tensor) >= LEAST and 2 * int(tensor.count_nonzero()) < len(tensor):
+        elif (
+            len(tensor) >= LEAST
+            and len(tensor) < MOST_SPARSE * (some := int(tensor.count_nonzero()))
+            and 2 * some < len(tensor)
+        ):
             there = tensor != 0
             packed[name], packed[name + PLACES] = tensor[there], _bits(there)
             lengths[name] = len(tensor)
@@ -42,11 +50,13 @@ def unpack(reader: Reader) -> None:
         reader.refuse(f"{JSON} should have the lengths of sparse tensors under {SPARSE!r}, found {show(lengths)}")
     for name, length in lengths.items():
         values, bits = reader.tensor(name), reader.tensor(name + PLACES)
+        if values.dtype not in (torch.float32, torch.float64):
+            reader.refuse(f"the tensor {name!r} is of type {values.dtype}, expected float32 or float64")
         if bits.dtype != torch.uint8 or len(bits) != -(-length // 8) or length < 0:
             reader.refuse(f"the tensor {name + PLACES!r} does not have a bit for each of {show(length)} numbers")
-        there = _booleans(bits, length)
-        if numpy.count_nonzero(there) != len(values):
+        if int(ONES[bits].sum()) != len(values) or 8 * len(bits) > MOST_SPARSE * len(values):
             reader.refuse(f"the tensor {name + PLACES!r} does not have a place for each number of {name!r}")
+        there = _booleans(bits, length)
         whole = numpy.zeros(length, values.numpy().dtype)
         whole[there] = values.numpy()
         reader.tensors[name] = torch.from_numpy(whole)

@@ -315,16 +315,29 @@ def _to_standard_output() -> Iterator[Callable[[bytes], object]]:
 
 @contextmanager
 def _to_stream(path: str) -> Iterator[Callable[[bytes], object]]:
+    """What is in a file stays there until there is something to write in its place."""
     with writing(path):
-        stream = open(path, "wb")  # noqa: SIM115
+        stream = open(path, "ab")  # noqa: SIM115
+    emptied = not stream.seekable()  # a pipe holds nothing
+
+    def empty() -> None:
+        nonlocal emptied
+        if not emptied:
+            stream.truncate(0)
+            emptied = True
 
     def write(data: bytes) -> None:
+        if not data:
+            return
         with writing(path):
+            empty()
             stream.writelines(packed([data], path))
             stream.flush()
 
     try:
         yield write
+        with writing(path):
+            empty()
     finally:
         with writing(path):  # what could not be written is tried again
             stream.close()

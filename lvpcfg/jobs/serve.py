@@ -1,9 +1,10 @@
 """job=serve: a model folder -> a server that parses sentences, and a page to try it."""
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lvpcfg.errors import InputError
+from lvpcfg.errors import InputError, show
 from lvpcfg.jobs.options import ParserOptions, expect_positive, folders
 from lvpcfg.registry import JOBS
 
@@ -37,6 +38,9 @@ class ServeOptions(ParserOptions):
         expect_positive(self, "batch_sentences", "max_body", "max_sentences", "max_words", "max_k_best", "max_waiting")
         if not 0 <= self.port <= LAST_PORT:
             raise InputError(f"port is {self.port}: expected 0 to {LAST_PORT}.")
+        for host in self.hosts:
+            if not re.fullmatch(r"[\w.:\[\]-]+", host):
+                raise InputError(f"hosts has {show(host)}: expected the name of a host, such as parse.example.org.")
         for name, unit in (("wait", "milliseconds"), ("grace", "seconds")):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} is {getattr(self, name)}: expected {unit}, 0 or more.")

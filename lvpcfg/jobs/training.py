@@ -2,6 +2,7 @@
 
 import hashlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ MATTER = ("estimator", "binarisation", "signature", "seed", "data", "decoder")  
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Signals that end a job are not heard while it ends. torchrun sends one when another process has ended."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears them
+        yield
+        return
     ends = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, signal.SIG_IGN) for number in ends]
     try:
