@@ -4,6 +4,7 @@ Into a file, through parts that outlast the job (`batch/parts.py`); into a strea
 """
 
 import hashlib
+import os
 import sys
 import time
 from collections import deque
@@ -318,7 +319,7 @@ def _to_stream(path: str) -> Iterator[Callable[[bytes], object]]:
     """What is in a file stays there until there is something to write in its place."""
     with writing(path):
         stream = open(path, "ab")  # noqa: SIM115
-    emptied = not stream.seekable()  # a pipe holds nothing
+    emptied = not os.path.isfile(path)  # pipes and devices hold nothing
 
     def empty() -> None:
         nonlocal emptied
